@@ -1,0 +1,50 @@
+/**
+ * os/ is the machine as llmgw sees it: files, processes, sockets, the log. It knows nothing of models,
+ * engines or nodes, and decides nothing.
+ */
+import { randomBytes } from "node:crypto";
+import { chmod, mkdir, open, readFile, rename, rm } from "node:fs/promises";
+import { basename, dirname, join } from "node:path";
+import { messageOf, OperatorError } from "../protocol/errors.ts";
+
+/**
+ * Writes a whole file or nothing: a temporary file in the same folder, synced, then renamed over the target.
+ * @param mode permission bits, set from the first byte on
+ * @throws OperatorError E_FILE
+ */
+export async function writeAtomic(path: string, content: string | Uint8Array, mode = 0o644): Promise<void> {
+  const temporary = join(dirname(path), `.${basename(path)}.${randomBytes(6).toString("hex")}`);
+  try {
+    const file = await open(temporary, "wx", mode);
+    try {
+      await file.writeFile(content);
+      await file.sync();
+    } finally {
+      await file.close();
+    }
+    await rename(temporary, path);
+  } catch (error) {
+    await rm(temporary, { force: true });
+    throw new OperatorError("E_FILE", `cannot write ${path}`, messageOf(error), "check the folder's owner and the free space");
+  }
+}
+
+/** Makes a folder (and its parents) that only this user can enter. */
+export async function makePrivateFolder(path: string): Promise<void> {
+  try {
+    await mkdir(path, { recursive: true, mode: 0o700 });
+    await chmod(path, 0o700);
+  } catch (error) {
+    throw new OperatorError("E_FILE", `cannot make the folder ${path}`, messageOf(error), "check the owner of the folder above");
+  }
+}
+
+/** The text of a file, or null when there is none. */
+export async function readIfThere(path: string): Promise<string | null> {
+  try {
+    return await readFile(path, "utf8");
+  } catch (error) {
+    if ((error as NodeJS.ErrnoException).code === "ENOENT") return null;
+    throw new OperatorError("E_FILE", `cannot read ${path}`, messageOf(error), "check the file's owner and mode");
+  }
+}

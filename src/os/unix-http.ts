@@ -1,0 +1,45 @@
+import { chmod, rm } from "node:fs/promises";
+import { OperatorError, messageOf } from "../protocol/errors.ts";
+import { SOCKET_PATH_BYTES } from "../protocol/limits.ts";
+
+export interface UnixServer {
+  /** Stops listening and ends what is open. */
+  close(): Promise<void>;
+}
+
+/**
+ * Serves HTTP on a unix socket that only this user can open (mode 0600; keep it in a private folder too).
+ * A socket file nobody listens on is replaced; one that answers is not.
+ * @throws OperatorError E_EXISTS when another process serves there, E_FILE when the path is too long
+ */
+export async function serveUnix(path: string, handler: (request: Request) => Response | Promise<Response>): Promise<UnixServer> {
+  if (Buffer.byteLength(path) > SOCKET_PATH_BYTES) {
+    throw new OperatorError("E_FILE", `cannot listen on ${path}`, `a socket path holds at most ${SOCKET_PATH_BYTES} bytes`, "set a shorter `run` folder");
+  }
+  if (await answers(path)) {
+    throw new OperatorError("E_EXISTS", `cannot listen on ${path}`, "another process serves there", "stop it, or set another `run` folder");
+  }
+  await rm(path, { force: true });
+  const server = Bun.serve({ unix: path, fetch: handler, idleTimeout: 120, error: (error) => new Response(messageOf(error), { status: 500 }) });
+  await chmod(path, 0o600);
+  return {
+    close: async () => {
+      await server.stop(true);
+      await rm(path, { force: true });
+    },
+  };
+}
+
+async function answers(path: string): Promise<boolean> {
+  try {
+    await fetchUnix(path, "/", { signal: AbortSignal.timeout(1_000) });
+    return true;
+  } catch {
+    return false;
+  }
+}
+
+/** Asks a program that serves HTTP on a unix socket. Rejects as `fetch` does when nothing answers. */
+export function fetchUnix(path: string, target: string, init: RequestInit = {}): Promise<Response> {
+  return fetch(`http://localhost${target}`, { ...init, unix: path, decompress: false } as RequestInit);
+}

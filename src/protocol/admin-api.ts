@@ -1,0 +1,127 @@
+/**
+ * The admin API on the control listener (mutual TLS). Role viewer may GET, role admin everything. `ctl -o json`
+ * prints these documents as they are. Times are milliseconds since 1970.
+ *
+ *   GET    /admin/v1/status                       StatusView
+ *   GET    /admin/v1/nodes                        { items: NodeView[] }
+ *   GET    /admin/v1/models                       { items: ModelView[] }
+ *   GET    /admin/v1/replicas                     { items: ReplicaView[] }
+ *   GET    /admin/v1/events?after=<id>&limit=<n>  { items: EventView[] }      newest last
+ *   GET    /admin/v1/keys                         { items: KeyView[] }
+ *   POST   /admin/v1/keys                         CreateKey -> CreatedKey     the key is shown this once
+ *   DELETE /admin/v1/keys/<id>                    {}
+ *   GET    /admin/v1/replicas/<id>/log?lines=N&rank=0&follow=1   text/plain
+ *   POST   /admin/v1/reload                       ReloadAnswer                config and catalog
+ *   POST   /admin/v1/revoke                       RevokeName -> {}
+ */
+import * as v from "valibot";
+import { ENGINE_KINDS, EngineKind, ModelName, NodeId, ReplicaId } from "./ids.ts";
+import { Inventory } from "./inventory.ts";
+import { PlanVersion } from "./plan.ts";
+
+const items = <S extends v.GenericSchema>(item: S) => v.object({ items: v.array(item) });
+
+export const NODE_STATES = ["ready", "suspect", "lost", "refused"] as const;
+
+export const NodeView = v.object({
+  id: NodeId,
+  state: v.picklist(NODE_STATES),
+  state_reason: v.string(),
+  address: v.string(),
+  agent_version: v.string(),
+  last_seen_ms: v.number(),
+  joined_ms: v.number(),
+  /** Node's clock minus the server's, at the last message. */
+  clock_offset_ms: v.number(),
+  certificate_expires_ms: v.number(),
+  /** Names of the fabrics it is on; empty = its own island. */
+  fabrics: v.array(v.string()),
+  island: v.string(),
+  replicas: v.array(ReplicaId),
+  inventory: Inventory,
+});
+export type NodeView = v.InferOutput<typeof NodeView>;
+export const NodeList = items(NodeView);
+
+export const ModelView = v.object({
+  name: ModelName,
+  engine: EngineKind,
+  source: v.nullable(v.string()),
+  wanted: v.number(),
+  ready: v.number(),
+  nodes: v.number(),
+  gpus: v.number(),
+  /** Why it has fewer ready replicas than wanted; empty when it has them all. */
+  reason: v.string(),
+});
+export type ModelView = v.InferOutput<typeof ModelView>;
+export const ModelList = items(ModelView);
+
+export const REPLICA_STATES = ["pending", "fetching", "starting", "ready", "draining", "stopping", "failed", "gone"] as const;
+export const ReplicaState = v.picklist(REPLICA_STATES);
+export type ReplicaState = v.InferOutput<typeof ReplicaState>;
+
+/** Why one node cannot take a replica: the filter, what it needs and what is there. */
+export const Refusal = v.object({ node: NodeId, filter: v.string(), needed: v.string(), available: v.string() });
+export type Refusal = v.InferOutput<typeof Refusal>;
+
+export const ReplicaView = v.object({
+  id: ReplicaId,
+  model: ModelName,
+  engine: v.picklist(ENGINE_KINDS),
+  state: ReplicaState,
+  since_ms: v.number(),
+  reason: v.string(),
+  failures: v.number(),
+  next_try_ms: v.nullable(v.number()),
+  ranks: v.array(v.object({ rank: v.number(), node: NodeId, attempt: v.string(), address: v.string(), engine_pid: v.nullable(v.number()) })),
+  refusals: v.array(Refusal),
+  in_flight: v.number(),
+  /** The last lines of the engine that failed first. */
+  last_lines: v.array(v.string()),
+});
+export type ReplicaView = v.InferOutput<typeof ReplicaView>;
+export const ReplicaList = items(ReplicaView);
+
+export const EventView = v.object({
+  id: v.number(),
+  at_ms: v.number(),
+  level: v.picklist(["info", "warn", "error"]),
+  /** Kebab-case, stable: `replica-ready`, `engine-died`, `node-joined`. */
+  kind: v.string(),
+  /** What it is about: `node/a`, `replica/x`, `model/y`, `key/z`, `server`. */
+  subject: v.string(),
+  text: v.string(),
+});
+export type EventView = v.InferOutput<typeof EventView>;
+export const EventList = items(EventView);
+
+export const KeyView = v.object({
+  id: v.string(),
+  name: v.string(),
+  created_ms: v.number(),
+  revoked_ms: v.nullable(v.number()),
+});
+export type KeyView = v.InferOutput<typeof KeyView>;
+export const KeyList = items(KeyView);
+
+export const CreateKey = v.strictObject({ name: v.pipe(v.string(), v.regex(/^[A-Za-z0-9][A-Za-z0-9._@ -]{0,62}$/, "a key's name is 1-63 of letters, digits, . _ @ - and blanks")) });
+export const CreatedKey = v.object({ ...KeyView.entries, key: v.string() });
+export type CreatedKey = v.InferOutput<typeof CreatedKey>;
+
+export const RevokeName = v.strictObject({ name: v.string() });
+export const ReloadAnswer = v.object({ changed: v.array(v.string()) });
+
+export const StatusView = v.object({
+  server_version: v.string(),
+  protocol: v.number(),
+  started_ms: v.number(),
+  now_ms: v.number(),
+  plan: PlanVersion,
+  nodes: v.object({ ready: v.number(), suspect: v.number(), lost: v.number() }),
+  replicas: v.object({ wanted: v.number(), ready: v.number(), failed: v.number(), pending: v.number() }),
+  gateway: v.object({ state: v.picklist(["serving", "unreachable"]), detail: v.string(), address: v.string(), in_flight: v.number() }),
+  /** What an operator should look at, worst first. */
+  warnings: v.array(v.object({ code: v.string(), subject: v.string(), text: v.string(), remedy: v.string() })),
+});
+export type StatusView = v.InferOutput<typeof StatusView>;

@@ -1,0 +1,41 @@
+import * as v from "valibot";
+import { Bytes, EngineKind, ModelName } from "./ids.ts";
+
+/** A flag's value in `args`: passed to the engine as `--name value`; `true` as a bare `--name`, `false` left out. */
+export const ArgValue = v.union([v.string(), v.number(), v.boolean()]);
+export const Args = v.record(
+  v.pipe(v.string(), v.regex(/^[a-z][a-z0-9-]*$/, "write the flag's long name without the leading dashes")),
+  ArgValue,
+);
+export type Args = v.InferOutput<typeof Args>;
+
+const Sha256 = v.pipe(v.string(), v.regex(/^[0-9a-f]{64}$/, "a sha256 is 64 lower-case hex digits"));
+const Positive = v.pipe(v.number(), v.integer(), v.minValue(1));
+
+/** One entry of `catalog.yaml`. */
+export const ModelSpec = v.strictObject({
+  name: ModelName,
+  engine: EngineKind,
+  /** An absolute path that is already on the node, or an http(s) URL. `sim` needs none. */
+  source: v.optional(v.pipe(v.string(), v.regex(/^(\/|https?:\/\/)/, "a source is an absolute path or an http(s) URL"))),
+  sha256: v.optional(Sha256),
+  size: v.optional(Bytes),
+  replicas: v.optional(v.pipe(v.number(), v.integer(), v.minValue(0), v.maxValue(1_000)), 1),
+  /** Ranks per replica. */
+  nodes: v.optional(v.pipe(Positive, v.maxValue(64)), 1),
+  /** GPUs per node. */
+  gpus: v.optional(v.pipe(v.number(), v.integer(), v.minValue(0), v.maxValue(16)), 0),
+  /** System memory one rank needs, in bytes; estimated from the weights' size when absent. */
+  memory: v.optional(Bytes),
+  /** Tokens of context per request. */
+  context: v.optional(Positive),
+  /** Requests the engine runs at once. */
+  parallel: v.optional(Positive),
+  /** Serves `/v1/embeddings`. */
+  embeddings: v.optional(v.boolean(), false),
+  args: v.optional(Args, {}),
+});
+export type ModelSpec = v.InferOutput<typeof ModelSpec>;
+
+export const Catalog = v.strictObject({ models: v.array(ModelSpec) });
+export type Catalog = v.InferOutput<typeof Catalog>;

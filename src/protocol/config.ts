@@ -1,0 +1,62 @@
+import * as v from "valibot";
+import { NodeId } from "./ids.ts";
+
+/** `host:port`, IPv6 in brackets. */
+export const HostPort = v.pipe(v.string(), v.regex(/^(\[[0-9a-fA-F:.]+\]|[^:\s]+):\d{1,5}$/, "write host:port"));
+export const LogLevel = v.picklist(["error", "warn", "info", "debug"]);
+export type LogLevel = v.InferOutput<typeof LogLevel>;
+const Log = v.strictObject({ level: v.optional(LogLevel, "info"), format: v.optional(v.picklist(["text", "json"]), "text") });
+const Path = v.pipe(v.string(), v.minLength(1, "a path is needed"));
+const KeyPair = { cert: Path, key: Path };
+
+/** `server.yaml`. Relative paths are relative to the file. */
+export const ServerConfig = v.strictObject({
+  listen: v.optional(
+    v.strictObject({ control: v.optional(HostPort, "0.0.0.0:7443"), gateway: v.optional(HostPort, "127.0.0.1:8080") }),
+    {},
+  ),
+  /** The server's own identity and the authority it trusts. */
+  tls: v.optional(v.strictObject({ ca: Path, ...KeyPair }), { ca: "tls/ca.crt", cert: "tls/server.crt", key: "tls/server.key" }),
+  state: v.optional(Path, "/var/lib/llmgw"),
+  run: v.optional(Path, "/run/llmgw"),
+  catalog: v.optional(Path, "catalog.yaml"),
+  /** Engine versions the nodes install; "" = leave this engine alone. */
+  engines: v.optional(
+    v.strictObject({ llamacpp: v.optional(v.string(), ""), vllm: v.optional(v.string(), ""), sglang: v.optional(v.string(), "") }),
+    {},
+  ),
+  gateway: v.optional(
+    v.strictObject({
+      /** `none` is accepted only on loopback. */
+      auth: v.optional(v.picklist(["keys", "none"]), "keys"),
+      /** What the gateway shows to users. Needed off loopback unless `insecure_http` is true. */
+      tls: v.optional(v.strictObject(KeyPair)),
+      insecure_http: v.optional(v.boolean(), false),
+      /** The gateway's client identity at the shims' doors. */
+      identity: v.optional(v.strictObject(KeyPair), { cert: "tls/gateway.crt", key: "tls/gateway.key" }),
+      /** `child`: the server starts the gateway process; `unit`: something else (systemd) does. */
+      process: v.optional(v.picklist(["child", "unit"]), "child"),
+    }),
+    {},
+  ),
+  log: v.optional(Log, {}),
+});
+export type ServerConfig = v.InferOutput<typeof ServerConfig>;
+
+/** `agent.yaml`. Every key is also a flag of `llmgw agent`, with `-` for `_`. */
+export const AgentConfig = v.strictObject({
+  /** Node id; the host name without domain when absent. */
+  node: v.optional(NodeId),
+  servers: v.pipe(v.array(v.pipe(v.string(), v.regex(/^https:\/\//, "a server is https://host:port"))), v.minLength(1, "name at least one server")),
+  /** The address the shims' doors bind to and other machines reach this node at. */
+  address: v.pipe(v.string(), v.ip("an IP address is needed")),
+  tls: v.optional(v.strictObject({ ca: Path, ...KeyPair }), { ca: "tls/ca.crt", cert: "tls/node.crt", key: "tls/node.key" }),
+  state: v.optional(Path, "/var/lib/llmgw"),
+  run: v.optional(Path, "/run/llmgw"),
+  nvidia_smi: v.optional(Path),
+  llamacpp_bin: v.optional(Path),
+  /** User the engines run as when the agent is root. */
+  engine_user: v.optional(v.string(), "llmgw-engine"),
+  log: v.optional(Log, {}),
+});
+export type AgentConfig = v.InferOutput<typeof AgentConfig>;

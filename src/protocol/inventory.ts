@@ -1,0 +1,56 @@
+import * as v from "valibot";
+import { Bytes, Count, EngineKind } from "./ids.ts";
+
+/** A reading that may be missing: the value, or why there is none. */
+export function reading<S extends v.GenericSchema>(value: S) {
+  return v.union([v.object({ value }), v.object({ absent: v.string() })]);
+}
+
+export const Gpu = v.object({
+  index: Count,
+  uuid: v.string(),
+  name: v.string(),
+  memory_total: reading(Bytes),
+  /** In use now, by anyone. */
+  memory_used: reading(Bytes),
+  driver: reading(v.string()),
+  compute_capability: reading(v.string()),
+  pci_bus_id: reading(v.string()),
+});
+export type Gpu = v.InferOutput<typeof Gpu>;
+
+/** An engine found on the node. Only `offered` ones are used by the planner. */
+export const EngineOffer = v.object({
+  kind: EngineKind,
+  version: v.string(),
+  /** Absolute path of the program, or "built in". */
+  path: v.string(),
+  origin: v.picklist(["path", "installed", "built in"]),
+  offered: v.boolean(),
+  /** Why it is not offered; empty when it is. */
+  reason: v.string(),
+});
+export type EngineOffer = v.InferOutput<typeof EngineOffer>;
+
+export const Warning = v.object({ code: v.string(), text: v.string() });
+
+/** What a node is and has, as its agent last saw it. */
+export const Inventory = v.object({
+  host: v.object({
+    hostname: v.string(),
+    arch: v.picklist(["x64", "arm64"]),
+    os: v.string(),
+    kernel: v.string(),
+    cpu_model: v.string(),
+    /** Of avx, avx2, avx512f, fma, sse4_2, f16c, bmi2 (x64) or asimd, sve, i8mm (arm64). */
+    cpu_features: v.array(v.string()),
+    cores: Count,
+  }),
+  memory: v.object({ total: Bytes, available: Bytes }),
+  /** The file system of the state directory. */
+  disk: v.object({ path: v.string(), total: Bytes, free: Bytes }),
+  gpus: v.array(Gpu),
+  engines: v.array(EngineOffer),
+  warnings: v.array(Warning),
+});
+export type Inventory = v.InferOutput<typeof Inventory>;

@@ -1,0 +1,69 @@
+/**
+ * Every bound of llmgw, named once. `docs/reference/limits.md` is generated from this file: one docstring
+ * and one exported constant each, units last in the name (`_MS`, `_BYTES`, `_COUNT`).
+ */
+
+/** An agent reports at least this often. */
+export const REPORT_INTERVAL_MS = 5_000;
+/** A node that has not reported for this long is shown as suspect. */
+export const NODE_SUSPECT_AFTER_MS = 20_000;
+/** A node that has not reported for this long is lost (its grace time). */
+export const NODE_LOST_AFTER_MS = 90_000;
+/** A blocking query is answered after at most this long, changed or not. */
+export const BLOCKING_QUERY_MS = 30_000;
+/** Another machine with the same certificate is refused while the first reported within this time. */
+export const DUPLICATE_NODE_WINDOW_MS = 30_000;
+
+/** A starting engine must be ready within this time, extended while loading progresses. */
+export const ENGINE_START_MS = 600_000;
+/** A fetch that receives no byte for this long is stalled and tried again. */
+export const FETCH_STALL_MS = 120_000;
+/** Running requests get this long to end when their replica drains. */
+export const DRAIN_REQUESTS_MS = 600_000;
+/** First wait after a failed start; doubles each time. */
+export const BACKOFF_FIRST_MS = 2_000;
+/** Longest wait after failed starts. */
+export const BACKOFF_MAX_MS = 300_000;
+/** Failures are forgotten after a replica has been ready for this long. */
+export const BACKOFF_FORGET_MS = 600_000;
+
+/** A TLS handshake on any of our doors must end within this time. */
+export const HANDSHAKE_MS = 10_000;
+/** The headers of a request must have arrived within this time. */
+export const HEADERS_MS = 10_000;
+/** An idle kept-alive connection is closed after this time. Above the 75 s that common proxies keep. */
+export const IDLE_CONNECTION_MS = 90_000;
+/** A request body must have arrived within this time. */
+export const BODY_MS = 60_000;
+/** Largest body of an agent, admin or shim message. */
+export const MESSAGE_BODY_BYTES = 8 * 1024 * 1024;
+/** Largest body of a request through the gateway. */
+export const REQUEST_BODY_BYTES = 32 * 1024 * 1024;
+/** Most connections at once on the control listener. */
+export const CONTROL_CONNECTIONS_COUNT = 20_000;
+
+/** Engine log kept per attempt, in two files of half this size. */
+export const RANK_LOG_BYTES = 8 * 1024 * 1024;
+/** Last lines of a dead engine's log that travel with its exit. */
+export const EXIT_LOG_LINES_COUNT = 20;
+/** Longest line of an engine's log that is kept whole. */
+export const LOG_LINE_BYTES = 4_096;
+/** Attempts whose folders a node keeps per replica, the first failure always among them. */
+export const KEPT_ATTEMPTS_COUNT = 5;
+
+/** Longest a unix socket path can be (sun_path of Linux, less its end). */
+export const SOCKET_PATH_BYTES = 107;
+
+/** A request waits this long for a replica that is starting before it gets 503. */
+export const STARTING_WAIT_MS = 10_000;
+/** Requests that may wait for a starting replica at once, per model. */
+export const STARTING_WAITERS_COUNT = 256;
+/** Most requests in flight in one gateway process. */
+export const GATEWAY_IN_FLIGHT_COUNT = 8_192;
+
+/** Events kept in the store; the oldest go first. */
+export const KEPT_EVENTS_COUNT = 10_000;
+/** Events one answer of the admin API lists at most. */
+export const LISTED_EVENTS_COUNT = 1_000;
+/** Most lines one log answer holds. */
+export const LOG_TAIL_LINES_COUNT = 10_000;

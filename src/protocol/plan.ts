@@ -1,0 +1,56 @@
+import * as v from "valibot";
+import { Args } from "./catalog.ts";
+import { AttemptId, Bytes, Count, EngineKind, LeasedPort, ModelName, NodeId, ReplicaId, TimeMs } from "./ids.ts";
+
+/** Orders plans: a new or restored store raises the epoch, every change raises the generation. */
+export const PlanVersion = v.object({ epoch: Count, generation: Count });
+export type PlanVersion = v.InferOutput<typeof PlanVersion>;
+
+/** Negative when `a` is older than `b`, 0 when they are the same. */
+export function comparePlanVersions(a: PlanVersion, b: PlanVersion): number {
+  return a.epoch - b.epoch || a.generation - b.generation;
+}
+
+/** Where weights come from and how to know them. */
+export const WeightsRef = v.object({
+  source: v.string(),
+  sha256: v.optional(v.string()),
+  size: v.optional(Bytes),
+});
+export type WeightsRef = v.InferOutput<typeof WeightsRef>;
+
+/**
+ * One rank to run on one node: all that the agent, the shim and the engine need to know, with no choice left.
+ * Immutable; a change of anything is a new attempt.
+ */
+export const RankLaunch = v.object({
+  attempt: AttemptId,
+  replica: ReplicaId,
+  model: ModelName,
+  rank: Count,
+  ranks: v.pipe(v.number(), v.integer(), v.minValue(1)),
+  engine: EngineKind,
+  /** Where the shim's mutual TLS door listens. */
+  door: v.object({ address: v.string(), port: LeasedPort }),
+  /** UUIDs of this node's GPUs for this rank. */
+  gpus: v.array(v.string()),
+  weights: v.nullable(WeightsRef),
+  context: v.nullable(Count),
+  parallel: v.nullable(Count),
+  embeddings: v.boolean(),
+  args: Args,
+  start_deadline_ms: Count,
+});
+export type RankLaunch = v.InferOutput<typeof RankLaunch>;
+
+/** A node's part of the plan. A rank that is not in it is to be stopped, by its engine's stop order. */
+export const NodePlan = v.object({
+  version: PlanVersion,
+  node: NodeId,
+  ranks: v.array(RankLaunch),
+});
+export type NodePlan = v.InferOutput<typeof NodePlan>;
+
+/** Certificates of `name` issued at or before `until_ms` are refused everywhere. */
+export const Revocation = v.object({ name: v.string(), until_ms: TimeMs });
+export type Revocation = v.InferOutput<typeof Revocation>;
