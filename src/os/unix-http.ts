@@ -20,7 +20,7 @@ export async function serveUnix(path: string, handler: (request: Request) => Res
     throw new OperatorError("E_EXISTS", `cannot listen on ${path}`, "another process serves there", "stop it, or set another `run` folder");
   }
   await rm(path, { force: true });
-  const server = Bun.serve({ unix: path, fetch: handler, idleTimeout: 120, error: (error) => new Response(messageOf(error), { status: 500 }) });
+  const server = Bun.serve({ unix: path, fetch: handler, error: (error) => new Response(messageOf(error), { status: 500 }) });
   await chmod(path, 0o600);
   return {
     close: async () => {
