@@ -20,7 +20,14 @@ export async function serveUnix(path: string, handler: (request: Request) => Res
     throw new OperatorError("E_EXISTS", `cannot listen on ${path}`, "another process serves there", "stop it, or set another `run` folder");
   }
   await rm(path, { force: true });
-  const server = Bun.serve({ unix: path, fetch: handler, error: (error) => new Response(messageOf(error), { status: 500 }) });
+  const server = Bun.serve({
+    unix: path,
+    // Held answers would be cut after 10 s; our own callers bring their own deadlines. The types of Bun 1.4.5 do
+    // not know that it obeys idleTimeout on unix sockets, and its `server.timeout(request, 0)` does not (tried).
+    ...({ idleTimeout: 0 } as object),
+    fetch: handler,
+    error: (error) => new Response(messageOf(error), { status: 500 }),
+  });
   await chmod(path, 0o600);
   return {
     close: async () => {
