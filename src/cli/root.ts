@@ -1,0 +1,10 @@
+import { group, lazy } from "./frame.ts";
+import type { Group } from "./spec.ts";
+
+/** The whole command tree. A command's module is loaded only when it is called or listed. */
+export const root: Group = group({
+  name: "llmgw",
+  about: "Runs a fleet of LLM inference machines behind an OpenAI-compatible endpoint",
+  examples: ["llmgw demo", "llmgw server --config /etc/llmgw/server.yaml", "llmgw ctl nodes"],
+  commands: () => [lazy("version", async () => (await import("./version.ts")).versionCommand)],
+});
