@@ -6,5 +6,8 @@ export const root: Group = group({
   name: "llmgw",
   about: "Runs a fleet of LLM inference machines behind an OpenAI-compatible endpoint",
   examples: ["llmgw demo", "llmgw server --config /etc/llmgw/server.yaml", "llmgw ctl nodes"],
-  commands: () => [lazy("version", async () => (await import("./version.ts")).versionCommand)],
+  commands: () => [
+    lazy("config", async () => (await import("./config.ts")).configCommands),
+    lazy("version", async () => (await import("./version.ts")).versionCommand),
+  ],
 });

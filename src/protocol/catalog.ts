@@ -37,5 +37,23 @@ export const ModelSpec = v.strictObject({
 });
 export type ModelSpec = v.InferOutput<typeof ModelSpec>;
 
-export const Catalog = v.strictObject({ models: v.array(ModelSpec) });
+/** `catalog.yaml`: each model once. */
+export const Catalog = v.strictObject({
+  models: v.pipe(
+    v.array(ModelSpec),
+    v.rawCheck(({ dataset, addIssue }) => {
+      if (!dataset.typed) return;
+      const { value } = dataset;
+      for (const [key, model] of value.entries()) {
+        const first = value.findIndex(({ name }) => name === model.name);
+        if (first === key) continue;
+        const place = { type: "array", origin: "value", input: value, key, value: model } as const;
+        addIssue({
+          message: `the name "${model.name}" is taken by model ${first + 1} of this list`,
+          path: [place, { type: "object", origin: "value", input: { ...model }, key: "name", value: model.name }],
+        });
+      }
+    }),
+  ),
+});
 export type Catalog = v.InferOutput<typeof Catalog>;

@@ -67,3 +67,8 @@ export const KEPT_EVENTS_COUNT = 10_000;
 export const LISTED_EVENTS_COUNT = 1_000;
 /** Most lines one log answer holds. */
 export const LOG_TAIL_LINES_COUNT = 10_000;
+
+/** Largest configuration or catalog file that is read. */
+export const CONFIG_FILE_BYTES = 4 * 1024 * 1024;
+/** Times the aliases (`*name`) of one YAML file may be expanded. */
+export const YAML_ALIASES_COUNT = 100;

@@ -1,0 +1,59 @@
+import { parse } from "yaml";
+import { record, string, unknown, type GenericSchema } from "valibot";
+import { checkYaml, parseYaml, readConfigText } from "../os/yaml.ts";
+import { Catalog } from "../protocol/catalog.ts";
+import { AgentConfig, ServerConfig } from "../protocol/config.ts";
+import { OperatorError } from "../protocol/errors.ts";
+import { command, group } from "./frame.ts";
+
+const KINDS = ["server", "agent", "catalog"] as const;
+type Kind = (typeof KINDS)[number];
+
+const SCHEMAS: Record<Kind, GenericSchema> = { server: ServerConfig, agent: AgentConfig, catalog: Catalog };
+/** Keys that only one kind of file has at its top. */
+const TELLING_KEYS: Record<Kind, readonly string[]> = {
+  server: ["listen", "catalog", "engines", "gateway"],
+  agent: ["servers", "address", "node", "nvidia_smi", "llamacpp_bin", "engine_user"],
+  catalog: ["models"],
+};
+
+/** Which kind of file a text is, by its keys. Null when they do not tell. */
+export function recognise(text: string): Kind | null {
+  let value: unknown;
+  try {
+    value = parse(text, { logLevel: "silent" });
+  } catch {
+    return null;
+  }
+  if (typeof value !== "object" || value === null) return null;
+  const keys = Object.keys(value);
+  const hits = KINDS.filter((kind) => TELLING_KEYS[kind].some((key) => keys.includes(key)));
+  return hits.length === 1 ? (hits[0] as Kind) : null;
+}
+
+function kindOf(text: string, file: string): Kind {
+  const kind = recognise(text);
+  if (kind) return kind;
+  // A file that is not YAML at all is told where it breaks, whatever kind it was meant to be.
+  parseYaml(text, file, record(string(), unknown()), "this file");
+  throw new OperatorError("E_USAGE", `cannot tell what ${file} is`, "its keys do not say", `llmgw config check ${file} --kind server`);
+}
+
+const check = command({
+  name: "check",
+  about: "Checks a configuration or catalog file",
+  examples: ["llmgw config check /etc/llmgw/server.yaml", "llmgw config check --kind catalog models.yaml"],
+  flags: { kind: { type: "string", value: "KIND", choices: KINDS, about: "what the file is; recognised by its keys when absent" } },
+  args: [{ name: "FILE", about: "the file" }],
+  run: async ({ flags, args, io }) => {
+    const file = args.FILE;
+    const text = await readConfigText(file, file);
+    const kind = flags.kind ?? kindOf(text, file);
+    const { faults } = checkYaml(text, SCHEMAS[kind]);
+    for (const fault of faults?.slice(1) ?? []) io.err(`${file}:${fault.line}:${fault.column}: ${fault.what}`);
+    parseYaml(text, file, SCHEMAS[kind], `this ${kind} file`);
+    io.out(`${file}: ${kind} file, valid`);
+  },
+});
+
+export const configCommands = group({ name: "config", about: "Checks configuration files", commands: () => [check] });
