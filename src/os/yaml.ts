@@ -116,7 +116,9 @@ export function checkYaml<S extends v.GenericSchema>(text: string, schema: S): C
   if (result.success) return { value: result.output, faults: null };
   const [first, ...more] = result.issues;
   const fault = (issue: v.BaseIssue<unknown>) => faultOf(source, schema as Shape, issue);
-  const faults = [first, ...more].map(fault).sort((a, b) => a.line - b.line || a.column - b.column);
+  const faults = [first, ...more]
+    .map(fault)
+    .sort((a, b) => a.line - b.line || a.column - b.column || Number(a.remedy === null) - Number(b.remedy === null));
   return { value: null, faults: faults as [Fault, ...Fault[]] };
 }
 
