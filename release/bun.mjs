@@ -29,7 +29,10 @@ if (!bun) {
   process.exit(1);
 }
 
-const child = spawn(bun, process.argv.slice(2), { cwd: root, stdio: "inherit" });
+// `bun check` would run the script of that name in package.json, and that one calls this.
+const [word, ...rest] = process.argv.slice(2);
+const words = word === "check" ? [word, "--no-script", ...rest] : process.argv.slice(2);
+const child = spawn(bun, words, { cwd: root, stdio: "inherit" });
 // The terminal sends Ctrl-C to the child as well; this process only waits for it.
 process.on("SIGINT", () => {});
 process.on("SIGTERM", () => child.kill("SIGTERM"));
