@@ -39,9 +39,11 @@ export interface LogOptions {
 export function makeLog(options: LogOptions, fields: LogFields = {}): Log {
   const write = options.write ?? ((line: string) => void process.stderr.write(`${line}\n`));
   const threshold = LEVELS.indexOf(options.level);
-  const say = (level: LogLevel) => (text: string, more: LogFields = {}) => {
-    if (LEVELS.indexOf(level) <= threshold) write(render(options.format, level, text, { ...fields, ...more }, new Date()));
-  };
+  const say =
+    (level: LogLevel) =>
+    (text: string, more: LogFields = {}) => {
+      if (LEVELS.indexOf(level) <= threshold) write(render(options.format, level, text, { ...fields, ...more }, new Date()));
+    };
   return {
     error: say("error"),
     warn: say("warn"),

@@ -14,7 +14,12 @@ export interface UnixServer {
  */
 export async function serveUnix(path: string, handler: (request: Request) => Response | Promise<Response>): Promise<UnixServer> {
   if (Buffer.byteLength(path) > SOCKET_PATH_BYTES) {
-    throw new OperatorError("E_FILE", `cannot listen on ${path}`, `a socket path holds at most ${SOCKET_PATH_BYTES} bytes`, "set a shorter `run` folder");
+    throw new OperatorError(
+      "E_FILE",
+      `cannot listen on ${path}`,
+      `a socket path holds at most ${SOCKET_PATH_BYTES} bytes`,
+      "set a shorter `run` folder",
+    );
   }
   if (await answers(path)) {
     throw new OperatorError("E_EXISTS", `cannot listen on ${path}`, "another process serves there", "stop it, or set another `run` folder");

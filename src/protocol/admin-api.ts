@@ -74,7 +74,9 @@ export const ReplicaView = v.object({
   reason: v.string(),
   failures: v.number(),
   next_try_ms: v.nullable(v.number()),
-  ranks: v.array(v.object({ rank: v.number(), node: NodeId, attempt: v.string(), address: v.string(), engine_pid: v.nullable(v.number()) })),
+  ranks: v.array(
+    v.object({ rank: v.number(), node: NodeId, attempt: v.string(), address: v.string(), engine_pid: v.nullable(v.number()) }),
+  ),
   refusals: v.array(Refusal),
   in_flight: v.number(),
   /** The last lines of the engine that failed first. */
@@ -105,7 +107,9 @@ export const KeyView = v.object({
 export type KeyView = v.InferOutput<typeof KeyView>;
 export const KeyList = items(KeyView);
 
-export const CreateKey = v.strictObject({ name: v.pipe(v.string(), v.regex(/^[A-Za-z0-9][A-Za-z0-9._@ -]{0,62}$/, "a key's name is 1-63 of letters, digits, . _ @ - and blanks")) });
+export const CreateKey = v.strictObject({
+  name: v.pipe(v.string(), v.regex(/^[A-Za-z0-9][A-Za-z0-9._@ -]{0,62}$/, "a key's name is 1-63 of letters, digits, . _ @ - and blanks")),
+});
 export const CreatedKey = v.object({ ...KeyView.entries, key: v.string() });
 export type CreatedKey = v.InferOutput<typeof CreatedKey>;
 

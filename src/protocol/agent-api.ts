@@ -22,7 +22,10 @@ export const RANK_PHASES = ["fetching", "starting", "ready", "stopping", "exited
 /** How an attempt ended. */
 export const RankExit = v.object({
   at_ms: TimeMs,
-  /** `lease`: the door's port was taken (a new range, no back-off); `fetch`: weights; `start`: never became ready; `died`: after ready; `stopped`: as asked. */
+  /**
+   * `lease`: the door's port was taken (a new range, no back-off); `fetch`: weights; `start`: never became ready;
+   * `died`: after ready; `stopped`: as asked.
+   */
   kind: v.picklist(["lease", "fetch", "start", "died", "stopped"]),
   code: v.nullable(v.number()),
   signal: v.nullable(v.string()),

@@ -47,7 +47,10 @@ export type ServerConfig = v.InferOutput<typeof ServerConfig>;
 export const AgentConfig = v.strictObject({
   /** Node id; the host name without domain when absent. */
   node: v.optional(NodeId),
-  servers: v.pipe(v.array(v.pipe(v.string(), v.regex(/^https:\/\//, "a server is https://host:port"))), v.minLength(1, "name at least one server")),
+  servers: v.pipe(
+    v.array(v.pipe(v.string(), v.regex(/^https:\/\//, "a server is https://host:port"))),
+    v.minLength(1, "name at least one server"),
+  ),
   /** The address the shims' doors bind to and other machines reach this node at. */
   address: v.pipe(v.string(), v.ip("an IP address is needed")),
   tls: v.optional(v.strictObject({ ca: Path, ...KeyPair }), { ca: "tls/ca.crt", cert: "tls/node.crt", key: "tls/node.key" }),

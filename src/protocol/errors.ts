@@ -89,5 +89,10 @@ export function parseAs<S extends v.GenericSchema>(schema: S, value: unknown, su
   if (result.success) return result.output;
   const first = result.issues[0];
   const path = v.getDotPath(first) ?? "(top level)";
-  throw new OperatorError("E_BAD_REQUEST", `${subject} is not valid`, `${path}: ${first.message}`, "check that both sides run the same llmgw version");
+  throw new OperatorError(
+    "E_BAD_REQUEST",
+    `${subject} is not valid`,
+    `${path}: ${first.message}`,
+    "check that both sides run the same llmgw version",
+  );
 }

@@ -1,6 +1,6 @@
 // The compiled binary as an operator meets it: what it prints, where, its exit codes, and what it leaves unread.
 import { afterAll, beforeAll, expect, test } from "bun:test";
-import { mkdtemp, rm, symlink, writeFile } from "node:fs/promises";
+import { mkdtemp, open, rm, symlink, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { binary } from "../../release/fresh.ts";
@@ -87,4 +87,15 @@ test("a reader that goes away is no error", async () => {
   const [out, err] = await Promise.all([child.stdout.text(), child.stderr.text()]);
   expect(err).toBe("");
   expect(["0", "141"]).toContain(out.trim());
+});
+
+test("Ctrl-C ends a command that waits with 130", async () => {
+  const pipe = join(folder, "pipe.yaml");
+  expect(Bun.spawnSync(["mkfifo", pipe]).exitCode).toBe(0);
+  const child = Bun.spawn([binary, "config", "check", pipe], { stdout: "pipe", stderr: "pipe" });
+  // Opening for writing succeeds only once the command has the other end open: it is then waiting for text.
+  const writer = await open(pipe, "w");
+  child.kill("SIGINT");
+  expect(await child.exited).toBe(130);
+  await writer.close();
 });
