@@ -11,14 +11,18 @@ const KeyPair = { cert: Path, key: Path };
 
 /** `server.yaml`. Relative paths are relative to the file. */
 export const ServerConfig = v.strictObject({
+  /** Addresses of the control listener (agents, ctl) and of the gateway (users). */
   listen: v.optional(
     v.strictObject({ control: v.optional(HostPort, "0.0.0.0:7443"), gateway: v.optional(HostPort, "127.0.0.1:8080") }),
     {},
   ),
   /** The server's own identity and the authority it trusts. */
   tls: v.optional(v.strictObject({ ca: Path, ...KeyPair }), { ca: "tls/ca.crt", cert: "tls/server.crt", key: "tls/server.key" }),
+  /** Where the store and the gateway's last snapshot live. */
   state: v.optional(Path, "/var/lib/llmgw"),
+  /** Where unix sockets live. */
   run: v.optional(Path, "/run/llmgw"),
+  /** The file that names the models to serve. */
   catalog: v.optional(Path, "catalog.yaml"),
   /** Engine versions the nodes install; "" = leave this engine alone. */
   engines: v.optional(
@@ -39,6 +43,7 @@ export const ServerConfig = v.strictObject({
     }),
     {},
   ),
+  /** How much is logged to stderr, and in which form. */
   log: v.optional(Log, {}),
 });
 export type ServerConfig = v.InferOutput<typeof ServerConfig>;
@@ -47,19 +52,26 @@ export type ServerConfig = v.InferOutput<typeof ServerConfig>;
 export const AgentConfig = v.strictObject({
   /** Node id; the host name without domain when absent. */
   node: v.optional(NodeId),
+  /** Where the control plane is: `https://host:port`. */
   servers: v.pipe(
     v.array(v.pipe(v.string(), v.regex(/^https:\/\//, "a server is https://host:port"))),
     v.minLength(1, "name at least one server"),
   ),
   /** The address the shims' doors bind to and other machines reach this node at. */
   address: v.pipe(v.string(), v.ip("an IP address is needed")),
+  /** The node's own identity and the authority it trusts. */
   tls: v.optional(v.strictObject({ ca: Path, ...KeyPair }), { ca: "tls/ca.crt", cert: "tls/node.crt", key: "tls/node.key" }),
+  /** Where weights, engines and the logs of ranks live. */
   state: v.optional(Path, "/var/lib/llmgw"),
+  /** Where unix sockets live. */
   run: v.optional(Path, "/run/llmgw"),
+  /** The program that lists GPUs; looked for in the PATH when absent. */
   nvidia_smi: v.optional(Path),
+  /** A llama-server to use instead of an installed one. */
   llamacpp_bin: v.optional(Path),
   /** User the engines run as when the agent is root. */
   engine_user: v.optional(v.string(), "llmgw-engine"),
+  /** How much is logged to stderr, and in which form. */
   log: v.optional(Log, {}),
 });
 export type AgentConfig = v.InferOutput<typeof AgentConfig>;
