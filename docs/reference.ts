@@ -92,7 +92,7 @@ function typeName(shape: Shape): string {
   if (shape.type === "record") return "keys and values";
   if (shape.entries) return "section";
   const bounds = (shape.pipe ?? []).flatMap(({ type, requirement, message }) => {
-    if (typeof message === "string") return [message];
+    if (typeof message === "string" && type !== "min_length") return [message];
     if (type === "min_value") return [`at least ${String(requirement)}`];
     return type === "max_value" && requirement !== Number.MAX_SAFE_INTEGER ? [`at most ${String(requirement)}`] : [];
   });

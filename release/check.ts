@@ -3,7 +3,7 @@ import { join } from "node:path";
 import { root, runHere } from "./fresh.ts";
 
 const CHECKS: Record<string, string[]> = {
-  fmt: [process.execPath, "fmt", "--no-script", "--check", "src", "tests", "release", "docs", "build.ts"],
+  fmt: [process.execPath, "fmt", "--no-script", "--check", "src", "tests", "release", "docs/*.ts", "build.ts"],
   lint: ["node", join(root, "node_modules", "oxlint", "bin", "oxlint"), "--type-aware", "--deny-warnings"],
   types: [process.execPath, "check", "--no-script"],
 };
