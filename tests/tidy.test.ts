@@ -141,3 +141,14 @@ test("no test is switched off without a reason beside it", () => {
   );
   expect(silent).toEqual([]);
 });
+
+test("every runtime dependency has its record", () => {
+  const { dependencies } = JSON.parse(sources("package.json")[0]?.text ?? "") as { dependencies: Record<string, string> };
+  const records = sources("docs/decisions/*.md").map((file) => file.text);
+  expect(Object.keys(dependencies).filter((name) => !records.some((text) => text.includes(name)))).toEqual([]);
+  expect(Object.values(dependencies).filter((version) => !/^\d+\.\d+\.\d+$/.test(version))).toEqual([]);
+});
+
+test("the lock file names no download addresses", () => {
+  expect(sources("package-lock.json")[0]?.text).not.toContain('"resolved"');
+});
