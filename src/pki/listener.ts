@@ -1,0 +1,230 @@
+import type { EventEmitter } from "node:events";
+import { createServer as createHttpServer } from "node:http";
+import type { IncomingMessage, ServerResponse } from "node:http";
+import type { AddressInfo } from "node:net";
+import { createServer as createTlsServer } from "node:tls";
+import type { TLSSocket } from "node:tls";
+import type { Log } from "../os/log.ts";
+import { messageOf, OperatorError } from "../protocol/errors.ts";
+import type { Role } from "../protocol/ids.ts";
+import * as limits from "../protocol/limits.ts";
+import type { Identity } from "./identity.ts";
+import type { Peer, Trust } from "./trust.ts";
+
+/** Own timers of a door, in ms; Bun applies none to sockets that are handed over. */
+export interface DoorTimers {
+  readonly handshake_ms: number;
+  readonly headers_ms: number;
+  readonly body_ms: number;
+  readonly idle_ms: number;
+}
+
+const TIMERS: DoorTimers = {
+  handshake_ms: limits.HANDSHAKE_MS,
+  headers_ms: limits.HEADERS_MS,
+  body_ms: limits.BODY_MS,
+  idle_ms: limits.IDLE_CONNECTION_MS,
+};
+
+export interface ListenerOptions {
+  readonly host: string;
+  /** 0 = any free one. */
+  readonly port: number;
+  readonly identity: Identity;
+  readonly trust: Trust;
+  readonly roles: readonly Role[];
+  readonly log: Log;
+  readonly now: () => number;
+  readonly handle: (request: IncomingMessage, response: ServerResponse, peer: Peer) => void | Promise<void>;
+  readonly timers?: DoorTimers;
+  readonly max_connections?: number;
+}
+
+export interface PeerListener {
+  readonly port: number;
+  /** Shows another certificate from the next handshake on. */
+  setIdentity(identity: Identity): void;
+  /** Ends the connections of all peers that match, in the middle of what they do. */
+  dropPeers(match: (peer: Peer) => boolean): void;
+  close(): Promise<void>;
+}
+
+/** One connection: who it is, and the timer of what it has to do next. */
+interface Connection {
+  readonly socket: TLSSocket;
+  peer: Peer | null;
+  timer: Timer | null;
+}
+
+/**
+ * A mutual TLS door. Whoever is not admitted by `trust` gets its connection ended before a request is read, with one
+ * log line; admission is asked again for every request. Slow handshakes, headers, bodies and idle connections are
+ * ended by own timers; a request in progress may take as long as it likes.
+ * @throws OperatorError E_TLS when the environment turns verification off, E_EXISTS when the port is taken
+ */
+export async function listenMutualTls(options: ListenerOptions): Promise<PeerListener> {
+  refuseUnsafeEnvironment();
+  const { identity, log } = options;
+  const door = new Door(options);
+  const server = createTlsServer(
+    { cert: identity.cert, key: identity.key, ca: identity.ca, requestCert: true, rejectUnauthorized: true, minVersion: "TLSv1.2" },
+    (socket) => door.welcome(socket),
+  );
+  server.on("connection", (raw) => door.handshake(raw));
+  server.on("tlsClientError", (error, socket) => {
+    log.warn("refused a connection: the TLS handshake failed", { why: messageOf(error), address: addressOf(socket) });
+    socket.destroy();
+  });
+  await listening(server, options.host, options.port);
+  server.on("error", (error) => log.error("the listener failed", { why: messageOf(error) }));
+  return {
+    port: (server.address() as AddressInfo).port,
+    setIdentity: (next) => server.setSecureContext({ cert: next.cert, key: next.key, ca: next.ca }),
+    dropPeers: (match) => door.drop(match),
+    close: async () => {
+      const closed = new Promise<void>((resolve) => server.close(() => resolve()));
+      door.drop(() => true);
+      // Bun's close waits for sockets it no longer knows; what is ours has just been ended.
+      await Promise.race([closed, Bun.sleep(1_000)]);
+    },
+  };
+}
+
+/** NODE_TLS_REJECT_UNAUTHORIZED=0 would turn off the check of client certificates too. */
+export function refuseUnsafeEnvironment(): void {
+  if (process.env["NODE_TLS_REJECT_UNAUTHORIZED"] === undefined) return;
+  const why = "NODE_TLS_REJECT_UNAUTHORIZED is set, which turns the check of certificates off";
+  throw new OperatorError("E_TLS", "mutual TLS is not possible here", why, "unset NODE_TLS_REJECT_UNAUTHORIZED and start again");
+}
+
+async function listening(server: ReturnType<typeof createTlsServer>, host: string, port: number): Promise<void> {
+  await new Promise<void>((resolve, reject) => {
+    server.once("error", (error: NodeJS.ErrnoException) => {
+      const taken = error.code === "EADDRINUSE";
+      const remedy = taken ? `find what listens there: ss -ltnp 'sport = :${port}'` : "check that the address is one of this machine's";
+      reject(new OperatorError(taken ? "E_EXISTS" : "E_UNREACHABLE", `cannot listen on ${host}:${port}`, messageOf(error), remedy, { cause: error }));
+    });
+    server.listen(port, host, resolve);
+  });
+}
+
+function addressOf(socket: { readonly remoteAddress?: string | undefined }): string {
+  return socket.remoteAddress ?? "unknown";
+}
+
+/** The state of one door: its connections, their timers and peers. */
+class Door {
+  readonly #options: ListenerOptions;
+  readonly #timers: DoorTimers;
+  readonly #connections = new Map<EventEmitter, Connection>();
+  readonly #handshakes = new Map<EventEmitter, Timer>();
+  readonly #http;
+
+  constructor(options: ListenerOptions) {
+    this.#options = options;
+    this.#timers = options.timers ?? TIMERS;
+    this.#http = createHttpServer({ keepAliveTimeout: 0, requestTimeout: 0, headersTimeout: 0 }, (request, response) => this.#request(request, response));
+    this.#http.on("clientError", (_error, socket) => socket.destroy());
+  }
+
+  /** A TCP connection: its handshake has to end in time. */
+  handshake(raw: EventEmitter & { destroy(): void; remoteAddress?: string | undefined }): void {
+    const { log, max_connections = limits.CONTROL_CONNECTIONS_COUNT } = this.#options;
+    if (this.#connections.size + this.#handshakes.size >= max_connections) {
+      log.warn("refused a connection: there are too many", { limit: max_connections, address: addressOf(raw) });
+      raw.destroy();
+      return;
+    }
+    const timer = setTimeout(() => {
+      log.warn("ended a connection: its TLS handshake took too long", { address: addressOf(raw) });
+      raw.destroy();
+    }, this.#timers.handshake_ms);
+    this.#handshakes.set(raw, timer);
+    raw.once("close", () => this.#shaken(raw));
+  }
+
+  /** The handshake is over, one way or the other. Under Bun the socket of the `connection` event is the TLS socket itself. */
+  #shaken(socket: EventEmitter): void {
+    clearTimeout(this.#handshakes.get(socket));
+    this.#handshakes.delete(socket);
+  }
+
+  /** A connection whose handshake is done: admitted, it may speak. */
+  welcome(socket: TLSSocket): void {
+    this.#shaken(socket);
+    const connection: Connection = { socket, peer: null, timer: null };
+    socket.on("error", () => socket.destroy());
+    if (!this.#admit(connection)) {
+      socket.destroy();
+      return;
+    }
+    this.#connections.set(socket, connection);
+    socket.once("close", () => {
+      this.#connections.delete(socket);
+      if (connection.timer) clearTimeout(connection.timer);
+    });
+    this.#arm(connection, this.#timers.headers_ms, "its first request took too long");
+    this.#http.emit("connection", socket);
+  }
+
+  drop(match: (peer: Peer) => boolean): void {
+    for (const { socket, peer } of this.#connections.values()) if (peer && match(peer)) socket.destroy();
+  }
+
+  /** Own verdict on the certificate, whatever the TLS layer thought of it; says no in the log. */
+  #admit(connection: Connection): boolean {
+    const { trust, roles, log, now } = this.#options;
+    const { socket } = connection;
+    const raw: unknown = socket.getPeerCertificate()?.raw;
+    const verdict = trust.admit(raw instanceof Uint8Array ? raw : null, roles, addressOf(socket), now());
+    if ("refused" in verdict) {
+      log.warn("refused a connection", { certificate: verdict.name, serial: verdict.serial, why: verdict.refused, code: verdict.code, address: addressOf(socket) });
+      return false;
+    }
+    if (!socket.authorized) {
+      log.warn("refused a connection", { certificate: verdict.name, serial: verdict.serial, why: messageOf(socket.authorizationError), address: verdict.address });
+      return false;
+    }
+    connection.peer = verdict;
+    return true;
+  }
+
+  #arm(connection: Connection, wait_ms: number, why: string | null): void {
+    if (connection.timer) clearTimeout(connection.timer);
+    connection.timer = setTimeout(() => {
+      if (why !== null) this.#options.log.warn(`ended a connection: ${why}`, { certificate: connection.peer?.name, address: addressOf(connection.socket) });
+      connection.socket.destroy();
+    }, wait_ms);
+  }
+
+  #request(request: IncomingMessage, response: ServerResponse): void {
+    const connection = this.#connections.get(request.socket);
+    if (!connection || !this.#admit(connection) || connection.peer === null) {
+      request.socket.destroy();
+      return;
+    }
+    const { handle, log } = this.#options;
+    this.#arm(connection, this.#timers.body_ms, "the body of its request took too long");
+    const arrived = () => {
+      if (connection.timer) clearTimeout(connection.timer);
+      connection.timer = null;
+    };
+    request.once("end", arrived);
+    if (request.headers["content-length"] === undefined && request.headers["transfer-encoding"] === undefined) arrived();
+    response.once("close", () => {
+      if (this.#connections.has(connection.socket)) this.#arm(connection, this.#timers.idle_ms, null);
+    });
+    Promise.resolve()
+      .then(() => handle(request, response, connection.peer as Peer))
+      .catch((error: unknown) => {
+        log.error("a request failed", { why: messageOf(error), path: request.url?.split("?")[0] });
+        if (response.headersSent) request.socket.destroy();
+        else response.writeHead(500, { "content-type": "application/json" }).end(JSON.stringify(wireOf(error)));
+      });
+  }
+}
+
+function wireOf(error: unknown): unknown {
+  if (error instanceof OperatorError) return error.toWire();
+  return new OperatorError("E_INTERNAL", "the request failed", "a fault in llmgw itself", "see the log of the other side").toWire();
+}
