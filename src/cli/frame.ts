@@ -11,6 +11,7 @@ import { commandHelp, groupHelp } from "./help.ts";
 import { parse, usageError } from "./parse.ts";
 import type { ArgSpec, Command, CommandSpec, Entry, FlagSpecs, Group, Invocation, Io, Lazy } from "./spec.ts";
 import { GLOBAL_FLAGS } from "./spec.ts";
+import { processIo } from "./terminal.ts";
 
 const INTERRUPTED = 130;
 
@@ -82,7 +83,8 @@ async function unknownCommand(path: string, entries: readonly Entry[], word: str
 
 /** Runs one command line and returns its exit code; throws what the command throws. */
 export async function dispatch(root: Group, words: readonly string[], io: Io): Promise<number> {
-  const { target, path, rest } = await find(root, words);
+  // What everybody tries on a program they do not know.
+  const { target, path, rest } = await find(root, words.length === 1 && words[0] === "--version" ? ["version"] : words);
   if (target.kind === "group") {
     const help = groupHelp(path, target, await Promise.all(target.commands().map(resolveEntry)), io.color);
     const asked = rest.includes("--help") || rest.includes("-h");
@@ -126,28 +128,6 @@ export function calledName(argv0: string, root: Group): readonly string[] {
   return found ? [found] : [];
 }
 
-const withEnd = (text: string) => (text.endsWith("\n") ? text : `${text}\n`);
-
-function mayColor(words: readonly string[], env: Io["env"]): boolean {
-  if (words.includes("--no-color") || (env["NO_COLOR"] ?? "") !== "" || env["TERM"] === "dumb") return false;
-  return process.stdout.isTTY === true;
-}
-
-/** The process's own input and output. */
-function processIo(words: readonly string[]): Io {
-  return {
-    out: (text) => void process.stdout.write(withEnd(text)),
-    err: (text) => void process.stderr.write(withEnd(text)),
-    isTerminal: process.stdout.isTTY === true,
-    isErrTerminal: process.stderr.isTTY === true,
-    color: mayColor(words, process.env),
-    env: process.env,
-    cwd: process.cwd(),
-  };
-}
-
-const flush = (stream: NodeJS.WriteStream) => new Promise<void>((resolve) => stream.write("", () => resolve()));
-
 /** Runs the process's own command line, prints an error as three lines, and ends the process. */
 export async function main(root: Group, argv0: string, given: readonly string[]): Promise<never> {
   const words = [...calledName(argv0, root), ...given];
@@ -155,8 +135,6 @@ export async function main(root: Group, argv0: string, given: readonly string[])
   process.on("SIGINT", () => {
     if (process.listenerCount("SIGINT") === 1) process.exit(INTERRUPTED);
   });
-  // A reader that went away (`| head`) is no error.
-  process.stdout.on("error", () => process.exit(0));
   const io = processIo(words);
   let code: number;
   try {
@@ -165,6 +143,5 @@ export async function main(root: Group, argv0: string, given: readonly string[])
     io.err(errorLines(error, words.includes("--debug")));
     code = error instanceof OperatorError ? error.exit : 1;
   }
-  await Promise.all([flush(process.stdout), flush(process.stderr)]);
   process.exit(code);
 }

@@ -35,6 +35,7 @@ function unknownFlag(path: string, specs: FlagSpecs, written: string): OperatorE
 function readNumber(path: string, name: string, spec: FlagSpec, text: string): number {
   const number = /^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$/i.test(text) ? Number(text) : Number.NaN;
   if (!Number.isFinite(number)) throw usageError(path, `--${name} needs a number`, `"${text}" is not one`);
+  if (!spec.fraction && !Number.isSafeInteger(number)) throw usageError(path, `--${name} needs a whole number`, `"${text}" is not one`);
   const { min = Number.NEGATIVE_INFINITY, max = Number.POSITIVE_INFINITY } = spec;
   if (number < min || number > max) throw usageError(path, `--${name} ${text} is out of range`, rangeOf(spec));
   return number;

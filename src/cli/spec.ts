@@ -12,6 +12,8 @@ export interface FlagSpec {
   readonly hidden?: boolean;
   /** The only values a string or list flag takes. */
   readonly choices?: readonly string[];
+  /** A number flag takes whole numbers only, unless this is set. */
+  readonly fraction?: boolean;
   /** Least and greatest value of a number flag. */
   readonly min?: number;
   readonly max?: number;

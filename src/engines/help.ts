@@ -64,7 +64,8 @@ function* readFlags(kind: EngineKind, lines: readonly string[]): Generator<HelpF
     // Short names are padded into a column of their own: `-t,    --threads N`.
     const [head = "", ...rest] = line.replaceAll(/,\s+(?=-)/g, ", ").split(/\s{2,}/);
     const description = [rest.join(" ")];
-    for (let next = at + 1; next < lines.length && /^\s{4,}\S/.test(lines[next] ?? ""); next += 1) description.push((lines[next] ?? "").trim());
+    for (let next = at + 1; next < lines.length && /^\s{4,}\S/.test(lines[next] ?? ""); next += 1)
+      description.push((lines[next] ?? "").trim());
     yield flagOf(head, description.join(" ").trim());
   }
 }
@@ -117,10 +118,14 @@ function incompleteVllm(output: string, flags: ReadonlyMap<string, HelpFlag>): P
   if (output.includes("Failed to infer device type")) {
     return { state: "none", reason: "vLLM prints its options only where it sees an accelerator: run the check on a GPU node" };
   }
-  if (output.includes("Config Groups:")) return { state: "none", reason: "this is vLLM's summary: give the output of vllm serve --help=all" };
+  if (output.includes("Config Groups:"))
+    return { state: "none", reason: "this is vLLM's summary: give the output of vllm serve --help=all" };
   if (flags.size === 0) return { state: "none", reason: "the text lists no options: is this the output of vllm serve --help=all?" };
   if (!/^VllmConfig:/m.test(output) || !output.includes("When passing JSON CLI arguments")) {
-    return { state: "cut", reason: "the text is cut: the group VllmConfig and the note on JSON arguments that close it are not both there" };
+    return {
+      state: "cut",
+      reason: "the text is cut: the group VllmConfig and the note on JSON arguments that close it are not both there",
+    };
   }
   return null;
 }
@@ -132,8 +137,14 @@ function incompleteSglang(lines: readonly string[], flags: ReadonlyMap<string, H
   if (start < 0) return { state: "none", reason: "the text has no usage: is this the output of sglang's launch_server --help?" };
   if (end < 0) return { state: "cut", reason: "the text is cut: it ends before its list of options" };
   const usage = lines.slice(start, end).join(" ");
-  const unlisted = [...usage.matchAll(/(?:^|[\s[|(])(--[a-z][a-z0-9-]*)/g)].map((match) => match[1] ?? "").filter((name) => !flags.has(name));
-  if (unlisted.length > 0) return { state: "cut", reason: `the text is cut: ${unlisted.length} options of its usage are not in its list, the first is ${unlisted[0]}` };
+  const unlisted = [...usage.matchAll(/(?:^|[\s[|(])(--[a-z][a-z0-9-]*)/g)]
+    .map((match) => match[1] ?? "")
+    .filter((name) => !flags.has(name));
+  if (unlisted.length > 0)
+    return {
+      state: "cut",
+      reason: `the text is cut: ${unlisted.length} options of its usage are not in its list, the first is ${unlisted[0]}`,
+    };
   return null;
 }
 
@@ -160,14 +171,18 @@ function wrongValue(found: HelpFlag, flag: string, value: string | null): string
   // argparse prints an optional value in brackets; llama.cpp's `[on|off|auto]` is a list of choices.
   const optional = found.value.startsWith("[") && found.choices === null;
   if (found.value !== "" && value === null && !optional) return `${flag} needs a value: ${found.value}`;
-  if (value !== null && found.choices && !found.choices.includes(value)) return `${flag} takes one of ${found.choices.join(", ")}, not "${value}"`;
+  if (value !== null && found.choices && !found.choices.includes(value))
+    return `${flag} takes one of ${found.choices.join(", ")}, not "${value}"`;
   return null;
 }
 
 function instead(help: Help, flag: string): string {
   const renamed = RENAMED[help.kind]?.[flag];
   if (renamed) return renamed;
-  const near = nearest(flag, [...help.flags.keys()].filter((name) => name.startsWith("--")));
+  const near = nearest(
+    flag,
+    [...help.flags.keys()].filter((name) => name.startsWith("--")),
+  );
   return near ? `this build does not have it; the nearest it has is ${near}` : "this build does not have it";
 }
 

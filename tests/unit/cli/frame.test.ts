@@ -91,6 +91,7 @@ test.each([
   [["ctl", "move", "a", "--to", "--tries", "2"], "--to needs a value", "write --to NODE"],
   [["ctl", "move", "a", "--to", "b", "--to", "c"], "--to was given twice", "it takes one value"],
   [["ctl", "move", "a", "--tries", "two"], "--tries needs a number", '"two" is not one'],
+  [["ctl", "move", "a", "--tries", "2.5"], "--tries needs a whole number", '"2.5" is not one'],
   [["ctl", "move", "a", "--tries", "10"], "--tries 10 is out of range", "it must be between 1 and 9"],
   [["ctl", "move", "a", "--wait=maybe"], "--wait takes no value", "try: --wait"],
   [["ctl", "move", "a", "-o", "jsn"], '--output cannot be "jsn"', "try: --output json"],

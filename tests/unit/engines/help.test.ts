@@ -1,5 +1,5 @@
 import { describe, expect, test } from "bun:test";
-import { checkFlags, readHelp } from "../../../src/engines/help.ts";
+import { checkFlags, readHelp, type HelpFlag } from "../../../src/engines/help.ts";
 
 const LLAMACPP = `ggml: loading backends
 ----- common params -----
@@ -94,7 +94,7 @@ describe("readHelp", () => {
 
   test("all names of an option are known, with the value behind the last or each", () => {
     const flags = readHelp("llamacpp", LLAMACPP).flags;
-    expect(flags.get("-ctxcp")).toBe(flags.get("--swa-checkpoints")!);
+    expect(flags.get("-ctxcp")).toBe(flags.get("--swa-checkpoints") as HelpFlag);
     expect(flags.get("--ctx-checkpoints")?.value).toBe("N");
     expect(readHelp("vllm", VLLM).flags.get("-n")?.value).toBe("NNODES");
   });
