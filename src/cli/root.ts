@@ -7,6 +7,7 @@ export const root: Group = group({
   about: "Runs a fleet of LLM inference machines behind an OpenAI-compatible endpoint",
   examples: ["llmgw demo", "llmgw server --config /etc/llmgw/server.yaml", "llmgw ctl nodes"],
   commands: () => [
+    lazy("sim-engine", async () => (await import("./sim-engine.ts")).simEngineCommand),
     lazy("config", async () => (await import("./config.ts")).configCommands),
     lazy("version", async () => (await import("./version.ts")).versionCommand),
   ],

@@ -54,6 +54,6 @@ export interface Engine {
   /** Arguments that print the version, and how to read it from stdout and stderr together. */
   readonly version_args: readonly string[];
   readVersion(output: string): string | null;
-  /** A sign of loading progress in one log line: a number that rises, or null. */
-  loadingProgress(line: string): number | null;
+  /** Whether a log line shows that loading goes on; it extends the start deadline. */
+  isProgress(line: string): boolean;
 }

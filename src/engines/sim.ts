@@ -1,0 +1,28 @@
+import { argsOf } from "./args.ts";
+import type { Engine } from "./engine.ts";
+
+/** The simulated engine: this very program as `llmgw sim-engine`. Its switches are in `args`, to rehearse faults. */
+
+const OWNED = ["--socket", "--model", "--embeddings", "--owner-pid"] as const;
+
+export const sim: Engine = {
+  kind: "sim",
+  scrub: [],
+  owned_flags: OWNED,
+  needs_weights: false,
+  command: ({ launch, program, socket }) => ({
+    argv: [...program, "sim-engine", "--socket", socket, "--model", launch.model, ...argsOf("sim", launch.args, OWNED)],
+    env: {},
+  }),
+  probes: [
+    { path: "/health", judge: (status) => (status === 200 ? "ready" : "loading") },
+    { path: "/v1/models", judge: (status) => (status === 200 ? "ready" : "loading") },
+  ],
+  stop: [
+    { signal: "SIGTERM", to: "leader", wait_ms: 2_000 },
+    { signal: "SIGKILL", to: "group", wait_ms: 5_000 },
+  ],
+  version_args: ["version"],
+  readVersion: (output) => /llmgw (\S+)/.exec(output)?.[1] ?? null,
+  isProgress: (line) => /loading \d+%/.test(line),
+};

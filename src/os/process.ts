@@ -1,0 +1,129 @@
+import { readdir, readFile } from "node:fs/promises";
+import { readFileSync } from "node:fs";
+import { spawn } from "node:child_process";
+import type { ChildProcess } from "node:child_process";
+import { setTimeout as sleep } from "node:timers/promises";
+
+/** Environment variable that marks every process of one attempt, whatever session it moves to. */
+export const ATTEMPT_VARIABLE = "LLMGW_ATTEMPT";
+
+/** Sends a signal; a process that is gone already is no fault. */
+export function signalProcess(pid: number, signal: NodeJS.Signals, to: "leader" | "group"): boolean {
+  try {
+    process.kill(to === "group" ? -pid : pid, signal);
+    return true;
+  } catch {
+    return false;
+  }
+}
+
+/** Whether a process exists (a zombie counts as gone). */
+export function isAlive(pid: number): boolean {
+  const stat = readStat(pid);
+  return stat !== null && stat.state !== "Z" && stat.state !== "X";
+}
+
+/** When a process started, in clock ticks since boot: with the boot id it names one process for ever. Null when gone. */
+export function startTimeOf(pid: number): number | null {
+  return readStat(pid)?.start_ticks ?? null;
+}
+
+interface Stat {
+  readonly state: string;
+  readonly session: number;
+  readonly start_ticks: number;
+}
+
+/** Fields 3, 6 and 22 of /proc/PID/stat (proc(5)); the name in field 2 may hold blanks and brackets. */
+function readStat(pid: number): Stat | null {
+  try {
+    const text = readFileSync(`/proc/${pid}/stat`, "utf8");
+    const fields = text.slice(text.lastIndexOf(")") + 2).split(" ");
+    return { state: fields[0] ?? "", session: Number(fields[3]), start_ticks: Number(fields[19]) };
+  } catch {
+    return null;
+  }
+}
+
+/** The id of this boot of the machine. */
+export async function bootId(): Promise<string> {
+  return (await readFile("/proc/sys/kernel/random/boot_id", "utf8")).trim();
+}
+
+/** Starts a program in its own session, without our terminal, descriptors or fate. Output goes to `log_fd`. */
+export function spawnDetached(argv: readonly [string, ...string[]], env: NodeJS.ProcessEnv, log_fd: number, cwd = "/"): Promise<number> {
+  const [program, ...args] = argv;
+  return new Promise((resolve, reject) => {
+    const child = spawn(program, args, { detached: true, stdio: ["ignore", log_fd, log_fd], env, cwd });
+    child.once("error", reject);
+    child.once("spawn", () => {
+      child.unref();
+      resolve(child.pid as number);
+    });
+  });
+}
+
+/** Starts a child in its own session, its output piped to us. */
+export function spawnSession(argv: readonly [string, ...string[]], env: NodeJS.ProcessEnv, cwd: string): ChildProcess {
+  const [program, ...args] = argv;
+  return spawn(program, args, { detached: true, stdio: ["ignore", "pipe", "pipe"], env, cwd });
+}
+
+/** The processes of a session, and those that carry the attempt's tag wherever they went; zombies not counted. */
+export async function processesOf(attempt: string, session: number | null): Promise<number[]> {
+  const tag = `${ATTEMPT_VARIABLE}=${attempt}`;
+  const found: number[] = [];
+  for (const entry of await readdir("/proc")) {
+    const pid = Number(entry);
+    if (!Number.isInteger(pid) || pid <= 1 || pid === process.pid || !isAlive(pid)) continue;
+    if ((session !== null && readStat(pid)?.session === session) || (await isTagged(pid, tag))) found.push(pid);
+  }
+  return found;
+}
+
+async function isTagged(pid: number, tag: string): Promise<boolean> {
+  try {
+    return (await readFile(`/proc/${pid}/environ`, "latin1")).split("\0").includes(tag);
+  } catch {
+    return false;
+  }
+}
+
+/**
+ * Kills every process of an attempt until none is left.
+ * @param except processes to spare, for a shim that carries the tag itself
+ * @returns those that would not go within the deadline
+ */
+export async function sweepAttempt(attempt: string, session: number | null, deadline_ms: number, except: readonly number[] = []): Promise<number[]> {
+  const end = performance.now() + deadline_ms;
+  for (;;) {
+    const left = (await processesOf(attempt, session)).filter((pid) => !except.includes(pid));
+    if (left.length === 0 || performance.now() > end) return left;
+    for (const pid of left) signalProcess(pid, "SIGKILL", "leader");
+    await sleep(20);
+  }
+}
+
+/** Waits until a process that need not be our child is gone. */
+export async function waitGone(pid: number, deadline_ms: number): Promise<boolean> {
+  const end = performance.now() + deadline_ms;
+  while (isAlive(pid)) {
+    if (performance.now() > end) return false;
+    await sleep(20);
+  }
+  return true;
+}
+
+/** How often an owner is looked at. */
+const OWNER_POLL_MS = 500;
+
+/** Calls once when the owner (or the process that had its number at first) is gone. Returns a way to stop looking. */
+export function watchOwner(pid: number, gone: () => void): () => void {
+  const start = startTimeOf(pid);
+  const timer = setInterval(() => {
+    if (start !== null && isAlive(pid) && startTimeOf(pid) === start) return;
+    clearInterval(timer);
+    gone();
+  }, OWNER_POLL_MS);
+  return () => clearInterval(timer);
+}
