@@ -131,17 +131,21 @@ export function calledName(argv0: string, root: Group): readonly string[] {
 /** Runs the process's own command line, prints an error as three lines, and ends the process. */
 export async function main(root: Group, argv0: string, given: readonly string[]): Promise<never> {
   const words = [...calledName(argv0, root), ...given];
+  const io = processIo(words);
+  const fail = (error: unknown): never => {
+    io.err(errorLines(error, words.includes("--debug")));
+    process.exit(error instanceof OperatorError ? error.exit : 1);
+  };
   // A command that runs long sets its own handler; the others end at once.
   process.on("SIGINT", () => {
     if (process.listenerCount("SIGINT") === 1) process.exit(INTERRUPTED);
   });
-  const io = processIo(words);
-  let code: number;
+  // What nobody waited for is told in the same form.
+  process.on("uncaughtException", fail);
+  process.on("unhandledRejection", fail);
   try {
-    code = await dispatch(root, words, io);
+    process.exit(await dispatch(root, words, io));
   } catch (error) {
-    io.err(errorLines(error, words.includes("--debug")));
-    code = error instanceof OperatorError ? error.exit : 1;
+    return fail(error);
   }
-  process.exit(code);
 }

@@ -11,7 +11,15 @@ const many = command({ name: "many", about: "", examples: [], flags: {}, args: [
   for (let line = 0; line < ${LINES}; line++) io.out(\`line \${line} of many\`);
   return 4;
 } });
-await main(group({ name: "llmgw", about: "", commands: () => [many] }), "bun", process.argv.slice(2));
+const late = command({ name: "late", about: "", examples: [], flags: {}, args: [], run: () => {
+  setTimeout(() => { throw new Error("too late"); }, 1);
+  return new Promise(() => setTimeout(() => {}, 60_000));
+} });
+const lost = command({ name: "lost", about: "", examples: [], flags: {}, args: [], run: () => {
+  void Promise.reject(new Error("nobody waits"));
+  return new Promise(() => setTimeout(() => {}, 60_000));
+} });
+await main(group({ name: "llmgw", about: "", commands: () => [many, late, lost] }), "bun", process.argv.slice(2));
 `;
 
 let folder = "";
@@ -42,4 +50,14 @@ test("a full disk is an error", async () => {
   const { out, err } = await shell('"$1" "$2" many > /dev/full; echo $?');
   expect(out).toBe("1");
   expect(err).toStartWith("llmgw: cannot write to standard output (E_FILE)");
+});
+
+test.each([
+  ["late", "too late"],
+  ["lost", "nobody waits"],
+])("an error in the background (%s) has three lines too", async (name, what) => {
+  const { out, err } = await shell(`"$1" "$2" ${name}; echo $?`);
+  expect(out).toBe("1");
+  expect(err.split("\n")[0]).toBe(`llmgw: ${what} (E_INTERNAL)`);
+  expect(err.trimEnd().split("\n")).toHaveLength(3);
 });
