@@ -116,10 +116,17 @@ function fillFlags(path: string, specs: FlagSpecs, flags: Record<string, Value>)
   }
 }
 
+function checkChoice(path: string, { name, choices }: ArgSpec, word: string): void {
+  if (!choices || choices.includes(word)) return;
+  const meant = nearest(word, choices);
+  throw usageError(path, `${name} cannot be "${word}"`, `it is one of ${choices.join(", ")}`, meant ? `${path} ${meant}` : undefined);
+}
+
 function fillArgs(path: string, specs: readonly ArgSpec[], words: readonly string[]): Parsed["args"] {
   const args: Parsed["args"] = {};
   let taken = 0;
   for (const spec of specs) {
+    for (const word of words.slice(taken, spec.rest ? undefined : taken + 1)) checkChoice(path, spec, word);
     if (spec.rest) {
       args[spec.name] = words.slice(taken);
       taken = words.length;

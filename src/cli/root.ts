@@ -8,6 +8,7 @@ export const root: Group = group({
   examples: ["llmgw demo", "llmgw server --config /etc/llmgw/server.yaml", "llmgw ctl nodes"],
   commands: () => [
     lazy("sim-engine", async () => (await import("./sim-engine.ts")).simEngineCommand),
+    lazy("completion", async () => (await import("./completion.ts")).makeCompletionCommand(() => root)),
     lazy("config", async () => (await import("./config.ts")).configCommands),
     lazy("version", async () => (await import("./version.ts")).versionCommand),
   ],

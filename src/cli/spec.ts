@@ -25,6 +25,8 @@ export interface ArgSpec {
   readonly optional?: boolean;
   /** Takes all that follow; only the last argument may. */
   readonly rest?: boolean;
+  /** The only values it takes. */
+  readonly choices?: readonly string[];
 }
 
 export type FlagSpecs = Readonly<Record<string, FlagSpec>>;
@@ -42,8 +44,13 @@ export type FlagValue<F extends FlagSpec> = F["type"] extends "list"
 export type FlagValues<F extends FlagSpecs> = {
   readonly [K in keyof F]: FlagValue<F[K]>;
 };
+type ArgWord<A extends ArgSpec> = A extends { choices: readonly (infer C extends string)[] } ? C : string;
 export type ArgValues<A extends readonly ArgSpec[]> = {
-  readonly [K in A[number] as K["name"]]: K extends { rest: true } ? string[] : K extends { optional: true } ? string | undefined : string;
+  readonly [K in A[number] as K["name"]]: K extends { rest: true }
+    ? ArgWord<K>[]
+    : K extends { optional: true }
+      ? ArgWord<K> | undefined
+      : ArgWord<K>;
 };
 
 /** What a command may touch of the process it runs in. */
