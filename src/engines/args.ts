@@ -11,7 +11,12 @@ export function argsOf(kind: EngineKind, args: Args, owned: readonly string[]): 
   return Object.entries(args).flatMap(([name, value]) => {
     const flag = `--${name}`;
     if (owned.includes(flag)) {
-      throw new OperatorError("E_ENGINE", `args of the catalog may not set ${flag} of ${kind}`, "llmgw sets it itself", `take ${name} out of args`);
+      throw new OperatorError(
+        "E_ENGINE",
+        `args of the catalog may not set ${flag} of ${kind}`,
+        "llmgw sets it itself",
+        `take ${name} out of args`,
+      );
     }
     if (value === false) return [];
     return value === true ? [flag] : [flag, String(value)];

@@ -11,5 +11,10 @@ export const ENGINES: readonly Engine[] = [llamacpp, sim];
 export function engineOf(kind: EngineKind): Engine {
   const engine = ENGINES.find((candidate) => candidate.kind === kind);
   if (engine) return engine;
-  throw new OperatorError("E_ENGINE", `this build cannot run ${kind} yet`, `it knows ${ENGINES.map((known) => known.kind).join(", ")}`, "use another engine for the model");
+  throw new OperatorError(
+    "E_ENGINE",
+    `this build cannot run ${kind} yet`,
+    `it knows ${ENGINES.map((known) => known.kind).join(", ")}`,
+    "use another engine for the model",
+  );
 }

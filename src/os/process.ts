@@ -94,7 +94,12 @@ async function isTagged(pid: number, tag: string): Promise<boolean> {
  * @param except processes to spare, for a shim that carries the tag itself
  * @returns those that would not go within the deadline
  */
-export async function sweepAttempt(attempt: string, session: number | null, deadline_ms: number, except: readonly number[] = []): Promise<number[]> {
+export async function sweepAttempt(
+  attempt: string,
+  session: number | null,
+  deadline_ms: number,
+  except: readonly number[] = [],
+): Promise<number[]> {
   const end = performance.now() + deadline_ms;
   for (;;) {
     const left = (await processesOf(attempt, session)).filter((pid) => !except.includes(pid));

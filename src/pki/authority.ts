@@ -73,7 +73,12 @@ export async function issueWithKey(authority: KeyedCertificate, subject: Subject
 }
 
 /** Issues a certificate for a key that stays where it was made. */
-export async function issueForRequest(authority: KeyedCertificate, subject: Subject, csr: string, circumstances: Circumstances): Promise<string> {
+export async function issueForRequest(
+  authority: KeyedCertificate,
+  subject: Subject,
+  csr: string,
+  circumstances: Circumstances,
+): Promise<string> {
   return issue(authority, subject, await new x509.Pkcs10CertificateRequest(csr).publicKey.export(), circumstances);
 }
 

@@ -97,7 +97,9 @@ function explain(error: unknown, url: string): OperatorError {
   const code = (error as { readonly code?: unknown }).code;
   const why = messageOf(error).replace(/; For more information.*$/, "");
   if (typeof code === "string" && TRUST_CODES.includes(code)) {
-    const clocks = code.startsWith("CERT_") ? "check both clocks, or issue a new certificate" : "check that both sides have the same CA file";
+    const clocks = code.startsWith("CERT_")
+      ? "check both clocks, or issue a new certificate"
+      : "check that both sides have the same CA file";
     return new OperatorError("E_TLS", `${host} is not trusted`, why, clocks, { cause: error });
   }
   if (code === "EPROTO") {
@@ -108,5 +110,7 @@ function explain(error: unknown, url: string): OperatorError {
     const remedy = "the far side's log says whether it refused this certificate";
     return new OperatorError("E_UNREACHABLE", `${host} closed the connection`, why, remedy, { cause: error });
   }
-  return new OperatorError("E_UNREACHABLE", `cannot reach ${host}`, why, "check that it runs, its address and the firewall", { cause: error });
+  return new OperatorError("E_UNREACHABLE", `cannot reach ${host}`, why, "check that it runs, its address and the firewall", {
+    cause: error,
+  });
 }

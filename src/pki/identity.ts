@@ -33,7 +33,12 @@ export async function loadIdentity(paths: IdentityPaths): Promise<Identity> {
   const { mode } = await stat(paths.key);
   if ((mode & 0o077) !== 0) {
     const shown = (mode & 0o777).toString(8).padStart(4, "0");
-    throw new OperatorError("E_NOT_ALLOWED", `the key ${paths.key} can be read by others`, `its mode is ${shown}`, `chmod 600 ${paths.key}`);
+    throw new OperatorError(
+      "E_NOT_ALLOWED",
+      `the key ${paths.key} can be read by others`,
+      `its mode is ${shown}`,
+      `chmod 600 ${paths.key}`,
+    );
   }
   return makeIdentity({ ca, cert, key }, paths);
 }
@@ -69,6 +74,11 @@ async function read(path: string): Promise<string> {
   try {
     return await readFile(path, "utf8");
   } catch (error) {
-    throw new OperatorError("E_FILE", `cannot read ${path}`, messageOf(error), "check the path in the configuration, the file's owner and mode");
+    throw new OperatorError(
+      "E_FILE",
+      `cannot read ${path}`,
+      messageOf(error),
+      "check the path in the configuration, the file's owner and mode",
+    );
   }
 }

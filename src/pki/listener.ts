@@ -102,7 +102,11 @@ async function listening(server: ReturnType<typeof createTlsServer>, host: strin
     server.once("error", (error: NodeJS.ErrnoException) => {
       const taken = error.code === "EADDRINUSE";
       const remedy = taken ? `find what listens there: ss -ltnp 'sport = :${port}'` : "check that the address is one of this machine's";
-      reject(new OperatorError(taken ? "E_EXISTS" : "E_UNREACHABLE", `cannot listen on ${host}:${port}`, messageOf(error), remedy, { cause: error }));
+      reject(
+        new OperatorError(taken ? "E_EXISTS" : "E_UNREACHABLE", `cannot listen on ${host}:${port}`, messageOf(error), remedy, {
+          cause: error,
+        }),
+      );
     });
     server.listen(port, host, resolve);
   });
@@ -123,7 +127,9 @@ class Door {
   constructor(options: ListenerOptions) {
     this.#options = options;
     this.#timers = options.timers ?? TIMERS;
-    this.#http = createHttpServer({ keepAliveTimeout: 0, requestTimeout: 0, headersTimeout: 0 }, (request, response) => this.#request(request, response));
+    this.#http = createHttpServer({ keepAliveTimeout: 0, requestTimeout: 0, headersTimeout: 0 }, (request, response) =>
+      this.#request(request, response),
+    );
     this.#http.on("clientError", (_error, socket) => socket.destroy());
   }
 
@@ -178,11 +184,22 @@ class Door {
     const raw: unknown = socket.getPeerCertificate()?.raw;
     const verdict = trust.admit(raw instanceof Uint8Array ? raw : null, roles, addressOf(socket), now());
     if ("refused" in verdict) {
-      log.warn("refused a connection", { certificate: verdict.name, serial: verdict.serial, why: verdict.refused, code: verdict.code, address: addressOf(socket) });
+      log.warn("refused a connection", {
+        certificate: verdict.name,
+        serial: verdict.serial,
+        why: verdict.refused,
+        code: verdict.code,
+        address: addressOf(socket),
+      });
       return false;
     }
     if (!socket.authorized) {
-      log.warn("refused a connection", { certificate: verdict.name, serial: verdict.serial, why: messageOf(socket.authorizationError), address: verdict.address });
+      log.warn("refused a connection", {
+        certificate: verdict.name,
+        serial: verdict.serial,
+        why: messageOf(socket.authorizationError),
+        address: verdict.address,
+      });
       return false;
     }
     connection.peer = verdict;
@@ -192,7 +209,8 @@ class Door {
   #arm(connection: Connection, wait_ms: number, why: string | null): void {
     if (connection.timer) clearTimeout(connection.timer);
     connection.timer = setTimeout(() => {
-      if (why !== null) this.#options.log.warn(`ended a connection: ${why}`, { certificate: connection.peer?.name, address: addressOf(connection.socket) });
+      if (why !== null)
+        this.#options.log.warn(`ended a connection: ${why}`, { certificate: connection.peer?.name, address: addressOf(connection.socket) });
       connection.socket.destroy();
     }, wait_ms);
   }

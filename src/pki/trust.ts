@@ -64,7 +64,8 @@ export class Trust {
     if (!roles.includes(role)) return refuse(`its role is ${role}, this door is for ${roles.join(", ")}`, "E_NOT_ALLOWED");
     if (issued_ms <= (this.#revoked.get(name) ?? -1)) return refuse("it was revoked", "E_REVOKED");
     const newest = this.#newest.get(newestKey(role, name));
-    if (newest !== undefined && serial < newest) return refuse(`a newer certificate of that name is in use (serial ${newest})`, "E_REVOKED");
+    if (newest !== undefined && serial < newest)
+      return refuse(`a newer certificate of that name is in use (serial ${newest})`, "E_REVOKED");
     this.setNewest(role, name, serial);
     return { name, role, serial, issued_ms, expires_ms, address };
   }

@@ -72,3 +72,10 @@ export const LOG_TAIL_LINES_COUNT = 10_000;
 export const CONFIG_FILE_BYTES = 4 * 1024 * 1024;
 /** Times the aliases (`*name`) of one YAML file may be expanded. */
 export const YAML_ALIASES_COUNT = 100;
+
+/** Wait between two questions whether an engine is ready. */
+export const PROBE_INTERVAL_MS = 100;
+/** One question whether an engine is ready must be answered within this time. */
+export const PROBE_MS = 20_000;
+/** A shim whose rank has ended still answers its agent for this long. */
+export const SHIM_FAREWELL_MS = 500;

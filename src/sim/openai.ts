@@ -51,7 +51,10 @@ export function completionJob(request: v.InferOutput<typeof CompletionRequest>, 
 function job(
   chat: boolean,
   prompt: string,
-  request: { readonly stream?: boolean | null; readonly stream_options?: { readonly include_usage?: boolean | undefined } | null | undefined },
+  request: {
+    readonly stream?: boolean | null;
+    readonly stream_options?: { readonly include_usage?: boolean | undefined } | null | undefined;
+  },
   limit: number | null,
   { id, model, created_s, tokens }: Shape,
 ): Job {

@@ -1,0 +1,115 @@
+import { request as httpRequest } from "node:http";
+import type { IncomingMessage, ServerResponse } from "node:http";
+import type { Peer } from "../pki/trust.ts";
+import { LOG_TAIL_LINES_COUNT } from "../protocol/limits.ts";
+import { ATTEMPT_HEADER } from "../protocol/shim-api.ts";
+import type { RankLog } from "./rank-log.ts";
+
+/** Headers that belong to one link and are not passed on (RFC 9110 7.6.1), and what is llmgw's own. */
+const NOT_PASSED_ON = new Set([
+  "connection",
+  "keep-alive",
+  "proxy-authenticate",
+  "proxy-authorization",
+  "te",
+  "trailer",
+  "upgrade",
+  "authorization",
+  ATTEMPT_HEADER,
+]);
+
+/** How far a slow reader of a live log may fall behind before it is cut off. */
+const FOLLOW_BACKLOG_BYTES = 1_048_576;
+
+/** What the door needs of its rank. */
+export interface DoorRank {
+  readonly attempt: string;
+  readonly engine_socket: string;
+  readonly log: RankLog;
+  /** Why no request is taken now; null when the engine is ready. */
+  refusal(): string | null;
+}
+
+/** The rank's side of its mutual TLS door: passes requests on to the engine, both ways as they come. */
+export class Door {
+  readonly #rank: DoorRank;
+  readonly #open = new Set<() => void>();
+
+  constructor(rank: DoorRank) {
+    this.#rank = rank;
+  }
+
+  handle(request: IncomingMessage, response: ServerResponse, peer: Peer): void {
+    const meant = request.headers[ATTEMPT_HEADER];
+    if (meant !== this.#rank.attempt) {
+      refuse(response, 421, "misdirected_request", "this door belongs to another attempt");
+      return;
+    }
+    const url = new URL(request.url ?? "/", "http://door");
+    if (url.pathname === "/llmgw/log") {
+      if (peer.role === "server") this.#showLog(url, response);
+      else refuse(response, 403, "permission_error", "the log is for the server");
+      return;
+    }
+    const refusal = this.#rank.refusal();
+    if (refusal === null) this.#forward(request, response);
+    else refuse(response, 503, "unavailable_error", refusal);
+  }
+
+  /** Cuts off every request that is being answered. */
+  cut(): void {
+    for (const end of this.#open) end();
+  }
+
+  #forward(request: IncomingMessage, response: ServerResponse): void {
+    const headers = Object.fromEntries(Object.entries(request.headers).filter(([name]) => !NOT_PASSED_ON.has(name)));
+    const { method = "GET", url = "/" } = request;
+    const upstream = httpRequest({ socketPath: this.#rank.engine_socket, method, path: url, headers: { ...headers, host: "engine" } });
+    const end = () => {
+      upstream.destroy();
+      request.socket.destroy();
+    };
+    this.#open.add(end);
+    response.once("close", () => {
+      this.#open.delete(end);
+      // The client is gone before the answer was whole: so is its wish.
+      if (!response.writableFinished) upstream.destroy();
+    });
+    upstream.once("response", (answer) => {
+      const passed = Object.fromEntries(Object.entries(answer.headers).filter(([name]) => !NOT_PASSED_ON.has(name)));
+      response.writeHead(answer.statusCode ?? 502, passed);
+      response.flushHeaders();
+      // An engine that dies in the middle must never look like one that ended well.
+      answer.once("aborted", end);
+      answer.once("error", end);
+      answer.pipe(response);
+    });
+    upstream.once("error", () => {
+      if (response.headersSent) end();
+      else refuse(response, 502, "upstream_error", "the engine closed the connection");
+    });
+    request.pipe(upstream);
+  }
+
+  #showLog(url: URL, response: ServerResponse): void {
+    const lines = Math.min(Number(url.searchParams.get("lines") ?? 100) || 0, LOG_TAIL_LINES_COUNT);
+    const follow = url.searchParams.get("follow") === "1";
+    response.writeHead(200, { "content-type": "text/plain; charset=utf-8" });
+    response.flushHeaders();
+    for (const line of this.#rank.log.tail(lines)) response.write(`${line}\n`);
+    if (!follow) {
+      response.end();
+      return;
+    }
+    const stop = this.#rank.log.follow((line) => {
+      if (response.writableLength > FOLLOW_BACKLOG_BYTES) response.destroy();
+      else response.write(`${line}\n`);
+    });
+    response.once("close", stop);
+  }
+}
+
+function refuse(response: ServerResponse, status: number, type: string, message: string): void {
+  const headers = { "content-type": "application/json", ...(status === 503 && { "retry-after": "1" }) };
+  response.writeHead(status, headers).end(JSON.stringify({ error: { message, type, param: null, code: type } }));
+}

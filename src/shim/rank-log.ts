@@ -1,0 +1,88 @@
+import { closeSync, existsSync, fstatSync, openSync, readFileSync, renameSync, writeSync } from "node:fs";
+import { join } from "node:path";
+import { LOG_LINE_BYTES, RANK_LOG_BYTES } from "../protocol/limits.ts";
+
+const CURRENT = "engine.log";
+const OLDER = "engine.log.1";
+
+/**
+ * What an engine printed, in two files of an attempt's folder that never grow past their bound together. A full disk
+ * loses lines, never the engine.
+ */
+export class RankLog {
+  readonly #folder: string;
+  readonly #half_bytes: number;
+  readonly #followers = new Set<(line: string) => void>();
+  #fd: number;
+  #written: number;
+
+  constructor(folder: string, bound_bytes = RANK_LOG_BYTES) {
+    this.#folder = folder;
+    this.#half_bytes = bound_bytes / 2;
+    this.#fd = openSync(join(folder, CURRENT), "a", 0o600);
+    this.#written = fstatSync(this.#fd).size;
+  }
+
+  /** Adds a line, cut to its bound. */
+  add(line: string): void {
+    const kept = line.length > LOG_LINE_BYTES ? `${line.slice(0, LOG_LINE_BYTES)}…` : line;
+    const bytes = Buffer.from(`${kept}\n`);
+    try {
+      if (this.#written + bytes.length > this.#half_bytes) this.#turn();
+      writeSync(this.#fd, bytes);
+      this.#written += bytes.length;
+    } catch {
+      // No room or no disk: the followers still get it.
+    }
+    for (const follower of this.#followers) follower(kept);
+  }
+
+  #turn(): void {
+    closeSync(this.#fd);
+    renameSync(join(this.#folder, CURRENT), join(this.#folder, OLDER));
+    this.#fd = openSync(join(this.#folder, CURRENT), "w", 0o600);
+    this.#written = 0;
+  }
+
+  /** Calls with each line to come, until the returned function is called. */
+  follow(take: (line: string) => void): () => void {
+    this.#followers.add(take);
+    return () => this.#followers.delete(take);
+  }
+
+  tail(lines: number): string[] {
+    return tailOf(this.#folder, lines);
+  }
+}
+
+/**
+ * The last lines an attempt's engine printed, oldest first; also of an attempt that has ended. Read in one go (the files
+ * are bounded), so that no line falls between a tail and the lines to come.
+ */
+export function tailOf(folder: string, lines: number): string[] {
+  const paths = [join(folder, OLDER), join(folder, CURRENT)];
+  const texts = paths.map((path) => (existsSync(path) ? readFileSync(path, "utf8") : ""));
+  const all = texts.join("").split("\n");
+  if (all.at(-1) === "") all.pop();
+  return lines === 0 ? [] : all.slice(-lines);
+}
+
+/** Cuts a byte stream into lines; a line longer than the bound comes in pieces. */
+export function lineSplitter(take: (line: string) => void): (chunk: Uint8Array | null) => void {
+  const decoder = new TextDecoder();
+  let rest = "";
+  return (chunk) => {
+    if (chunk === null) {
+      if (rest !== "") take(rest);
+      rest = "";
+      return;
+    }
+    const parts = (rest + decoder.decode(chunk, { stream: true })).split(/\r?\n/);
+    rest = parts.pop() ?? "";
+    for (const line of parts) take(line);
+    if (rest.length > LOG_LINE_BYTES) {
+      take(rest);
+      rest = "";
+    }
+  };
+}
