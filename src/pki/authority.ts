@@ -1,4 +1,5 @@
 import "reflect-metadata";
+import "./reflect.ts";
 import * as x509 from "@peculiar/x509";
 import type { Role } from "../protocol/ids.ts";
 import { CLIENT_AUTH, organisationOf, SERVER_AUTH } from "./certificate.ts";
