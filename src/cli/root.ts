@@ -7,6 +7,8 @@ export const root: Group = group({
   about: "Runs a fleet of LLM inference machines behind an OpenAI-compatible endpoint",
   examples: ["llmgw demo", "llmgw server --config /etc/llmgw/server.yaml", "llmgw ctl nodes"],
   commands: () => [
+    lazy("ctl", async () => (await import("./ctl/ctl.ts")).ctlCommands),
+    lazy("demo", async () => (await import("./demo.ts")).demoCommand),
     lazy("shim", async () => (await import("./shim.ts")).shimCommand),
     lazy("sim-engine", async () => (await import("./sim-engine.ts")).simEngineCommand),
     lazy("completion", async () => (await import("./completion.ts")).makeCompletionCommand(() => root)),

@@ -72,6 +72,20 @@ export const LOG_TAIL_LINES_COUNT = 10_000;
 export const CONFIG_FILE_BYTES = 4 * 1024 * 1024;
 /** Times the aliases (`*name`) of one YAML file may be expanded. */
 export const YAML_ALIASES_COUNT = 100;
+/** `llmgw ctl` waits this long for the first bytes of an answer. */
+export const ADMIN_ANSWER_MS = 30_000;
+/** `llmgw ctl events --follow` asks for new events this often. */
+export const EVENTS_FOLLOW_MS = 1_000;
+/** `llmgw ctl wait` looks this often. */
+export const WAIT_POLL_MS = 500;
+/** Everything of a demo must be ready within this time. */
+export const DEMO_READY_MS = 180_000;
+/** The demo looks this often whether it is ready. */
+export const DEMO_POLL_MS = 50;
+/** The demo's own question must be answered within this time. */
+export const DEMO_ANSWER_MS = 60_000;
+/** A process of a demo gets this long to end before it is killed. */
+export const DEMO_STOP_MS = 5_000;
 
 /** Wait between two questions whether an engine is ready. */
 export const PROBE_INTERVAL_MS = 100;

@@ -1,0 +1,45 @@
+import { readdir, readFile } from "node:fs/promises";
+import { setTimeout as sleep } from "node:timers/promises";
+import { DEMO_POLL_MS, DEMO_STOP_MS } from "../protocol/limits.ts";
+
+/** Environment variable by which a demo knows what it started, also what its agents and shims did. */
+export const TAG = "LLMGW_DEMO";
+
+/** Processes of this user that carry the demo's tag, other than this one. */
+async function tagged(tag: string): Promise<number[]> {
+  const wanted = `${TAG}=${tag}`;
+  const found: number[] = [];
+  for (const name of await readdir("/proc")) {
+    const pid = Number(name);
+    if (!Number.isInteger(pid) || pid === process.pid) continue;
+    // Other users' processes cannot be read, and some end meanwhile.
+    const text = await readFile(`/proc/${name}/environ`, "utf8").catch(() => "");
+    if (text.split("\0").includes(wanted)) found.push(pid);
+  }
+  return found;
+}
+
+function signal(pids: readonly number[], name: NodeJS.Signals): void {
+  for (const pid of pids) {
+    try {
+      process.kill(pid, name);
+    } catch {
+      // It ended by itself.
+    }
+  }
+}
+
+/**
+ * Ends what outlives an agent by design: the shims, each of which stops its engine. Whoever does not end in time is
+ * killed. Returns when nothing of the demo runs.
+ */
+export async function endRanks(tag: string): Promise<void> {
+  let left = await tagged(tag);
+  signal(left, "SIGTERM");
+  const end_ms = performance.now() + DEMO_STOP_MS;
+  while (left.length > 0) {
+    await sleep(DEMO_POLL_MS);
+    left = await tagged(tag);
+    if (performance.now() > end_ms) signal(left, "SIGKILL");
+  }
+}
