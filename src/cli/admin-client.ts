@@ -37,7 +37,7 @@ async function errorOf(response: Response, server: string): Promise<OperatorErro
   }
   const wire = safeParse(WireError, body);
   if (wire.success) return OperatorError.fromWire(wire.output);
-  const why = `it answered ${response.status}${response.statusText ? ` ${response.statusText}` : ""}, which is not an answer of the admin API`;
+  const why = `it answered ${response.status} in another form than the admin API's`;
   return new OperatorError("E_BAD_REQUEST", `${server} did not answer as a server of llmgw`, why, "llmgw ctl context show");
 }
 
