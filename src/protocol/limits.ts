@@ -93,3 +93,20 @@ export const PROBE_INTERVAL_MS = 100;
 export const PROBE_MS = 20_000;
 /** A shim whose rank has ended still answers its agent for this long. */
 export const SHIM_FAREWELL_MS = 500;
+
+/** nvidia-smi must answer within this time. */
+export const NVIDIA_SMI_MS = 10_000;
+/** An engine must print its version within this time. */
+export const ENGINE_VERSION_MS = 30_000;
+/** Tries of one download before the attempt that wants it fails. */
+export const FETCH_TRIES_COUNT = 5;
+/** First wait of an agent before it tries to reach a server again; doubles each time, with jitter. */
+export const RECONNECT_FIRST_MS = 500;
+/** Longest wait of an agent before it tries to reach a server again. */
+export const RECONNECT_MAX_MS = 15_000;
+/** Changes on a node are gathered for this long before they are reported. */
+export const REPORT_GATHER_MS = 100;
+/** A node reads its hardware again after this long. */
+export const INVENTORY_INTERVAL_MS = 30_000;
+/** A shim must have opened its control socket within this time. */
+export const SHIM_START_MS = 15_000;
