@@ -104,7 +104,12 @@ class Agent {
     const identity = await loadIdentity(config.tls);
     if (identity.role !== "node" || identity.name !== node) {
       const why = `${config.tls.cert} is the certificate of ${identity.role} ${identity.name}`;
-      throw new OperatorError("E_IDENTITY", `this agent cannot be node ${node}`, why, `issue a certificate with llmgw ca issue-node ${node}, or set node`);
+      throw new OperatorError(
+        "E_IDENTITY",
+        `this agent cannot be node ${node}`,
+        why,
+        `issue a certificate with llmgw ca issue-node ${node}, or set node`,
+      );
     }
     await mkdir(config.state, { recursive: true, mode: 0o711 });
     const state = await NodeState.open(config.state);
@@ -118,7 +123,8 @@ class Agent {
     const { config, signal } = this.#options;
     const { certificate, ...about } = { certificate: this.#identity.serial, address: config.address, version: VERSION };
     this.#log.info("agent started", { ...about, serial: certificate, servers: config.servers.join(" ") });
-    for (const offer of this.#inventory.engines) if (!offer.offered) this.#log.warn("an engine is not offered", { engine: offer.kind, path: offer.path, why: offer.reason });
+    for (const offer of this.#inventory.engines)
+      if (!offer.offered) this.#log.warn("an engine is not offered", { engine: offer.kind, path: offer.path, why: offer.reason });
     const renew = () => void this.#renew();
     process.on("SIGHUP", renew);
     const refresh = setInterval(() => void this.#refresh(), INVENTORY_INTERVAL_MS);
@@ -177,7 +183,12 @@ class Agent {
     }
     if (plan === null) return;
     if (plan.node !== this.#node || !(await this.#state.accept(plan.version))) {
-      this.#log.warn("refused a plan", { node: plan.node, epoch: plan.version.epoch, generation: plan.version.generation, why: "it is older than what was seen, or for another node" });
+      this.#log.warn("refused a plan", {
+        node: plan.node,
+        epoch: plan.version.epoch,
+        generation: plan.version.generation,
+        why: "it is older than what was seen, or for another node",
+      });
       return;
     }
     for (const action of converge(plan.ranks, this.ranks.statuses())) await this.ranks.act(action);

@@ -34,7 +34,13 @@ async function versionOf(engine: Engine, path: string): Promise<{ version: strin
   }
   let child;
   try {
-    child = Bun.spawn([path, ...engine.version_args], { stdin: "ignore", stdout: "pipe", stderr: "pipe", timeout: ENGINE_VERSION_MS, killSignal: "SIGKILL" });
+    child = Bun.spawn([path, ...engine.version_args], {
+      stdin: "ignore",
+      stdout: "pipe",
+      stderr: "pipe",
+      timeout: ENGINE_VERSION_MS,
+      killSignal: "SIGKILL",
+    });
   } catch (error) {
     return { reason: `cannot be started: ${messageOf(error)}` };
   }
@@ -45,5 +51,7 @@ async function versionOf(engine: Engine, path: string): Promise<{ version: strin
   const last = output.trim().split("\n").at(-1)?.slice(0, 300) ?? "";
   if (code !== 0) return { reason: `${engine.version_args.join(" ")} ended with ${child.signalCode ?? `code ${code}`}: ${last}` };
   const version = engine.readVersion(output);
-  return version === null ? { reason: `${engine.version_args.join(" ")} does not print a version of ${engine.kind}: ${last}` } : { version };
+  return version === null
+    ? { reason: `${engine.version_args.join(" ")} does not print a version of ${engine.kind}: ${last}` }
+    : { version };
 }

@@ -41,7 +41,13 @@ export class ServerLink {
     await this.#post(`results/${encodeURIComponent(id)}`, message, v.unknown(), PATIENCE_MS, signal);
   }
 
-  async #post<S extends v.GenericSchema>(path: string, body: unknown, schema: S, within_ms: number, signal: AbortSignal): Promise<v.InferOutput<S>> {
+  async #post<S extends v.GenericSchema>(
+    path: string,
+    body: unknown,
+    schema: S,
+    within_ms: number,
+    signal: AbortSignal,
+  ): Promise<v.InferOutput<S>> {
     const limit = AbortSignal.timeout(within_ms);
     const url = new URL(`/agent/v1/${path}`, this.#server).href;
     let answer: Response;
@@ -64,7 +70,12 @@ export class ServerLink {
     if (answer.ok) return parseAs(schema, document, `the server's answer to ${path}`);
     const refusal = v.safeParse(WireError, document);
     if (refusal.success) throw OperatorError.fromWire(refusal.output);
-    throw new OperatorError("E_BAD_REQUEST", `${this.#server} answered ${answer.status}`, "it does not speak llmgw's agent API", "check the address");
+    throw new OperatorError(
+      "E_BAD_REQUEST",
+      `${this.#server} answered ${answer.status}`,
+      "it does not speak llmgw's agent API",
+      "check the address",
+    );
   }
 }
 
@@ -79,7 +90,12 @@ export function reconnectWait_ms(failures: number, slow: boolean, random: number
  * a wait. The first fault of each kind is a warning in the log, its repetitions are for debugging.
  * @param session resolves only when `signal` aborts
  */
-export async function keepSession(servers: readonly string[], session: (server: string, joined: () => void) => Promise<void>, log: Log, signal: AbortSignal): Promise<void> {
+export async function keepSession(
+  servers: readonly string[],
+  session: (server: string, joined: () => void) => Promise<void>,
+  log: Log,
+  signal: AbortSignal,
+): Promise<void> {
   let failures = 0;
   let last = "";
   for (let turn = 0; !signal.aborted; turn += 1) {

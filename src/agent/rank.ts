@@ -62,7 +62,18 @@ export class Rank {
     this.#log = context.log.with({ attempt: launch.attempt, replica: launch.replica });
     const { attempt, replica, rank } = launch;
     const phase = launch.weights === null ? "starting" : "fetching";
-    this.#status = { attempt, replica, rank, phase, since_ms: Date.now(), detail: "", engine_pid: null, progress: null, exit: null, launch };
+    this.#status = {
+      attempt,
+      replica,
+      rank,
+      phase,
+      since_ms: Date.now(),
+      detail: "",
+      engine_pid: null,
+      progress: null,
+      exit: null,
+      launch,
+    };
   }
 
   get status(): RankStatus {
@@ -194,7 +205,14 @@ export class Rank {
   }
 
   async #end(kind: RankExit["kind"], reason: string): Promise<void> {
-    const exit: RankExit = { at_ms: Date.now(), kind, code: null, signal: null, reason, last_lines: tailOf(this.folder, EXIT_LOG_LINES_COUNT) };
+    const exit: RankExit = {
+      at_ms: Date.now(),
+      kind,
+      code: null,
+      signal: null,
+      reason,
+      last_lines: tailOf(this.folder, EXIT_LOG_LINES_COUNT),
+    };
     await writeAtomic(join(this.folder, "exit.json"), JSON.stringify(exit), 0o600).catch(() => {
       // A full disk: the report says it all the same.
     });

@@ -32,7 +32,9 @@ export class Ranks {
     await mkdir(ranks_folder, { recursive: true, mode: 0o711 });
     await makePrivateFolder(socket_folder);
     const entries = await readdir(ranks_folder);
-    await Promise.all(entries.filter((entry) => v.is(AttemptId, entry)).map((attempt) => this.#adopt(attempt, join(ranks_folder, attempt))));
+    await Promise.all(
+      entries.filter((entry) => v.is(AttemptId, entry)).map((attempt) => this.#adopt(attempt, join(ranks_folder, attempt))),
+    );
     const running = this.statuses().filter((status) => status.phase !== "exited").length;
     if (running > 0) log.info("found running ranks again", { ranks: running });
   }
@@ -110,7 +112,11 @@ export class Ranks {
     await Promise.all(
       [...this.#ranks.values()]
         .filter((rank) => rank.status.phase === "starting" || rank.status.phase === "ready")
-        .map((rank) => rank.shim.trust(revocations).catch((error: unknown) => this.#context.log.warn("a shim did not take new trust", { why: messageOf(error) }))),
+        .map((rank) =>
+          rank.shim
+            .trust(revocations)
+            .catch((error: unknown) => this.#context.log.warn("a shim did not take new trust", { why: messageOf(error) })),
+        ),
     );
   }
 

@@ -32,7 +32,11 @@ export class ShimClient {
   }
 
   async #post(path: string, body: unknown): Promise<void> {
-    const answer = await fetchUnix(this.#socket, path, { method: "POST", body: JSON.stringify(body), signal: AbortSignal.timeout(PATIENCE_MS) });
+    const answer = await fetchUnix(this.#socket, path, {
+      method: "POST",
+      body: JSON.stringify(body),
+      signal: AbortSignal.timeout(PATIENCE_MS),
+    });
     if (!answer.ok) throw new Error(`the shim answered ${answer.status}: ${await answer.text()}`);
   }
 }

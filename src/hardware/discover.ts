@@ -61,7 +61,9 @@ async function discoverGpus(given: string | undefined): Promise<{ gpus: Gpu[]; w
   try {
     const output = await ask(path);
     const { gpus, other } = parseGpus(output);
-    const warnings = other.slice(0, 3).map((line) => ({ code: "nvidia-smi-line", text: `${path} printed a line that is no GPU: ${line.slice(0, 200)}` }));
+    const warnings = other
+      .slice(0, 3)
+      .map((line) => ({ code: "nvidia-smi-line", text: `${path} printed a line that is no GPU: ${line.slice(0, 200)}` }));
     return { gpus, warnings };
   } catch (error) {
     return { gpus: [], warnings: [{ code: "nvidia-smi-failed", text: `${path}: ${messageOf(error)}` }] };
@@ -84,7 +86,13 @@ function ask(path: string): Promise<string> {
 }
 
 async function run(path: string): Promise<string> {
-  const child = Bun.spawn([path, ...QUERY_ARGS], { stdin: "ignore", stdout: "pipe", stderr: "pipe", timeout: NVIDIA_SMI_MS, killSignal: "SIGKILL" });
+  const child = Bun.spawn([path, ...QUERY_ARGS], {
+    stdin: "ignore",
+    stdout: "pipe",
+    stderr: "pipe",
+    timeout: NVIDIA_SMI_MS,
+    killSignal: "SIGKILL",
+  });
   const [output, complaint, code] = await Promise.all([new Response(child.stdout).text(), new Response(child.stderr).text(), child.exited]);
   if (child.signalCode !== null) throw new Error(`did not answer within ${NVIDIA_SMI_MS / 1_000} s`);
   if (code !== 0) throw new Error(`exited with code ${code}: ${(complaint + output).trim().slice(0, 300)}`);

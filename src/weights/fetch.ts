@@ -20,7 +20,8 @@ export interface FetchRequest {
   readonly first_wait_ms?: number;
 }
 
-const wrong = (url: string, why: string, remedy: string): OperatorError => new OperatorError("E_WEIGHTS", `cannot fetch ${shownUrl(url)}`, why, remedy);
+const wrong = (url: string, why: string, remedy: string): OperatorError =>
+  new OperatorError("E_WEIGHTS", `cannot fetch ${shownUrl(url)}`, why, remedy);
 
 /** A fault that another try will not mend. */
 class Final extends Error {
@@ -76,7 +77,12 @@ async function tryOnce(request: FetchRequest): Promise<void> {
 }
 
 /** Where the answer's body goes in the file and how long the whole will be. */
-async function judge(request: FetchRequest, response: Response, have: number, part: string): Promise<{ offset: number; total: number | null }> {
+async function judge(
+  request: FetchRequest,
+  response: Response,
+  have: number,
+  part: string,
+): Promise<{ offset: number; total: number | null }> {
   const { url, size } = request;
   if (response.status === 416) {
     await rm(part, { force: true });
@@ -103,7 +109,14 @@ async function judge(request: FetchRequest, response: Response, have: number, pa
   return { offset, total };
 }
 
-async function pour(request: FetchRequest, response: Response, file: FileHandle, offset: number, total: number | null, alive: () => void): Promise<void> {
+async function pour(
+  request: FetchRequest,
+  response: Response,
+  file: FileHandle,
+  offset: number,
+  total: number | null,
+  alive: () => void,
+): Promise<void> {
   let at = offset;
   request.progress(at, total);
   for await (const chunk of response.body ?? []) {
@@ -113,7 +126,9 @@ async function pour(request: FetchRequest, response: Response, file: FileHandle,
     } catch (error) {
       const full = (error as NodeJS.ErrnoException).code === "ENOSPC";
       const why = full ? `the disk is full after ${at} bytes` : messageOf(error);
-      throw new Final(new OperatorError("E_NO_ROOM", `cannot store ${shownUrl(request.url)}`, why, "free some disk, or move the state folder"));
+      throw new Final(
+        new OperatorError("E_NO_ROOM", `cannot store ${shownUrl(request.url)}`, why, "free some disk, or move the state folder"),
+      );
     }
     at += chunk.length;
     request.progress(at, total);
@@ -125,11 +140,16 @@ async function pour(request: FetchRequest, response: Response, file: FileHandle,
 
 async function finish({ url, path, sha256, size }: FetchRequest, part: string, total: number | null): Promise<void> {
   const got = await sizeOf(part);
-  if (size !== undefined && got !== size) throw await spoiled(part, wrong(url, `it has ${got} bytes, the catalog says ${size}`, "correct size in the catalog"));
+  if (size !== undefined && got !== size)
+    throw await spoiled(part, wrong(url, `it has ${got} bytes, the catalog says ${size}`, "correct size in the catalog"));
   if (total !== null && got !== total) throw new Error(`${got} bytes of ${total} came`);
   if (sha256 !== undefined) {
     const digest = await sha256Of(part);
-    if (digest !== sha256) throw await spoiled(part, wrong(url, `its sha256 is ${digest}, the catalog says ${sha256}`, "correct sha256 in the catalog, or the address"));
+    if (digest !== sha256)
+      throw await spoiled(
+        part,
+        wrong(url, `its sha256 is ${digest}, the catalog says ${sha256}`, "correct sha256 in the catalog, or the address"),
+      );
   }
   await rename(part, path);
 }

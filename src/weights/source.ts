@@ -28,7 +28,10 @@ export function fileNameOf(url: string): string {
   } catch {
     name = last;
   }
-  const safe = name.replaceAll(/[^A-Za-z0-9._-]/g, "_").replace(/^\.+/, "").slice(-120);
+  const safe = name
+    .replaceAll(/[^A-Za-z0-9._-]/g, "_")
+    .replace(/^\.+/, "")
+    .slice(-120);
   return safe === "" ? "weights" : safe;
 }
 

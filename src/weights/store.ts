@@ -90,7 +90,8 @@ export class WeightStore {
     }
     const about = await stat(path);
     if (about.isDirectory()) return path;
-    if (ref.size !== undefined && about.size !== ref.size) throw wrong(`${about.size} bytes, the catalog says ${ref.size}`, "correct size in the catalog");
+    if (ref.size !== undefined && about.size !== ref.size)
+      throw wrong(`${about.size} bytes, the catalog says ${ref.size}`, "correct size in the catalog");
     if (ref.sha256 === undefined) return path;
     const key = `${path}\n${about.size}\n${about.mtimeMs}`;
     const digest = this.#checked.get(key) ?? (await sha256Of(path));

@@ -1,0 +1,58 @@
+import { dirname, resolve } from "node:path";
+import { Catalog } from "../protocol/catalog.ts";
+import { AgentConfig, ServerConfig } from "../protocol/config.ts";
+import { parseAs } from "../protocol/errors.ts";
+import { readYaml } from "./yaml.ts";
+
+type Pair = { readonly cert: string; readonly key: string };
+
+/** Reads `server.yaml`; relative paths become absolute, from the file's folder. @throws OperatorError E_CONFIG, E_FILE */
+export async function loadServerConfig(path: string): Promise<ServerConfig> {
+  const config = await readYaml(path, ServerConfig, "the server's configuration");
+  const at = (relative: string) => resolve(dirname(resolve(path)), relative);
+  const pair = ({ cert, key }: Pair) => ({ cert: at(cert), key: at(key) });
+  const { tls, gateway } = config;
+  return {
+    ...config,
+    tls: { ca: at(tls.ca), ...pair(tls) },
+    state: at(config.state),
+    run: at(config.run),
+    catalog: at(config.catalog),
+    gateway: { ...gateway, ...(gateway.tls && { tls: pair(gateway.tls) }), identity: pair(gateway.identity) },
+  };
+}
+
+/**
+ * Reads `agent.yaml`, with flags laid over it.
+ * @param path null when everything is given by flags
+ * @param flags keys of the file; their relative paths are relative to `cwd`
+ * @throws OperatorError E_CONFIG, E_FILE, E_BAD_REQUEST (a flag's value is wrong)
+ */
+export async function loadAgentConfig(path: string | null, flags: Readonly<Record<string, unknown>>, cwd: string): Promise<AgentConfig> {
+  const given = Object.fromEntries(Object.entries(flags).filter(([, value]) => value !== undefined));
+  const here = absolute(given, cwd);
+  if (path === null) return absolute(parseAs(AgentConfig, here, "the agent's flags"), "/etc/llmgw");
+  const file = resolve(cwd, path);
+  const config = absolute(await readYaml(file, AgentConfig, "the agent's configuration"), dirname(file));
+  const merged = { ...config, ...here };
+  return absolute(parseAs(AgentConfig, merged, "the agent's flags"), dirname(file));
+}
+
+/** Keys of agent.yaml that hold paths. */
+const AGENT_PATHS = ["state", "run", "nvidia_smi", "llamacpp_bin"];
+
+function absolute<T extends Readonly<Record<string, unknown>>>(config: T, base: string): T {
+  const at = (value: unknown) => (typeof value === "string" ? resolve(base, value) : value);
+  const resolved = Object.entries(config).map(([key, value]) => {
+    if (AGENT_PATHS.includes(key)) return [key, at(value)];
+    if (key === "tls" && typeof value === "object" && value !== null)
+      return [key, Object.fromEntries(Object.entries(value).map(([name, file]) => [name, at(file)]))];
+    return [key, value];
+  });
+  return Object.fromEntries(resolved) as T;
+}
+
+/** Reads the catalog. @throws OperatorError E_CONFIG, E_FILE */
+export function loadCatalog(path: string): Promise<Catalog> {
+  return readYaml(path, Catalog, "the catalog");
+}
