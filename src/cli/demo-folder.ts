@@ -5,14 +5,21 @@ import * as v from "valibot";
 import { stringify } from "yaml";
 import { makePrivateFolder, readIfThere, writeAtomic } from "../os/files.ts";
 import type { Circumstances } from "../pki/authority.ts";
+import { isAlive, startTimeOf } from "../os/process.ts";
 import { parseYaml } from "../os/yaml.ts";
 import { messageOf, OperatorError } from "../protocol/errors.ts";
 import type { Catalog, ModelSpec } from "../protocol/catalog.ts";
 import { demoCertificates } from "./demo-certificates.ts";
 import { writeContexts } from "./context.ts";
 
-/** What a demo folder remembers, so that a later demo can start from it. */
-const Remembered = v.strictObject({ gateway_port: v.number(), control_port: v.number(), key: v.optional(v.string()) });
+/** What a demo folder remembers, so that a later demo can start from it, and that no two run in it. */
+const Remembered = v.strictObject({
+  gateway_port: v.number(),
+  control_port: v.number(),
+  key: v.optional(v.string()),
+  owner: v.strictObject({ pid: v.number(), start_ticks: v.nullable(v.number()) }),
+});
+type Memory = Omit<Remembered, "owner">;
 export type Remembered = v.InferOutput<typeof Remembered>;
 
 const MEMORY = "demo.yaml";
@@ -34,6 +41,7 @@ export interface DemoFolder {
   readonly ctl_config: string;
   readonly nodes: readonly DemoNode[];
   readonly endpoint: string;
+  readonly memory: Memory;
 }
 
 export interface DemoPlan {
@@ -42,6 +50,8 @@ export interface DemoPlan {
   readonly nodes: number;
   readonly gateway_port: number;
   readonly control_port: number;
+  /** The key an earlier demo in this folder made. */
+  readonly key: string | undefined;
   readonly catalog: Catalog;
   readonly llama_server: string | undefined;
   readonly circumstances: Circumstances;
@@ -63,7 +73,17 @@ export async function temporaryFolder(prefix: string): Promise<string> {
 export async function openKept(root: string): Promise<Remembered | null> {
   const names = await readdir(root).catch(() => []);
   const text = await readIfThere(join(root, MEMORY));
-  if (text !== null) return parseYaml(text, join(root, MEMORY), Remembered, "what this demo folder remembers");
+  if (text !== null) {
+    const memory = parseYaml(text, join(root, MEMORY), Remembered, "what this demo folder remembers");
+    const { pid, start_ticks } = memory.owner;
+    if (!isAlive(pid) || startTimeOf(pid) !== start_ticks) return memory;
+    throw new OperatorError(
+      "E_EXISTS",
+      `${root} is in use`,
+      `a demo runs in it (process ${pid})`,
+      "end that one first, or name another folder",
+    );
+  }
   if (names.length > 0) {
     throw new OperatorError(
       "E_EXISTS",
@@ -76,7 +96,11 @@ export async function openKept(root: string): Promise<Remembered | null> {
   return null;
 }
 
-export const remember = (root: string, memory: Remembered): Promise<void> => writeAtomic(join(root, MEMORY), stringify(memory), 0o600);
+/** Writes what the next demo in this folder has to know. */
+export function remember(root: string, memory: Memory): Promise<void> {
+  const owner = { pid: process.pid, start_ticks: startTimeOf(process.pid) };
+  return writeAtomic(join(root, MEMORY), stringify({ ...memory, owner }), 0o600);
+}
 
 /** A model of a GGUF file, named after it. */
 export function llamaModel(file: string): ModelSpec {
@@ -97,7 +121,7 @@ export const simModel = (nodes: number): ModelSpec => ({ ...plainModel, name: "s
 export const nodeIds = (count: number): string[] => Array.from({ length: count }, (_, index) => `node-${index + 1}`);
 
 /** 127.0.0.2 for the first node, and on. */
-export const nodeAddress = (index: number): string => `127.0.${Math.floor((index + 2) / 250)}.${(index + 2) % 250 || 250}`;
+export const nodeAddress = (index: number): string => `127.0.0.${index + 2}`;
 
 async function writeNode(plan: DemoPlan, id: string, index: number): Promise<DemoNode> {
   const folder = join(plan.root, "nodes", id);
@@ -137,9 +161,11 @@ async function writeServer(plan: DemoPlan): Promise<string> {
 
 /** Writes certificates, configurations, catalog and ctl's context: what an operator of a fleet would write by hand. */
 export async function writeDemo(plan: DemoPlan): Promise<DemoFolder> {
-  const { root, run } = plan;
+  const { root, run, gateway_port, control_port, key } = plan;
   const logs = join(root, "logs");
   await makePrivateFolder(logs);
+  const memory: Memory = { gateway_port, control_port, ...(key === undefined ? {} : { key }) };
+  await remember(root, memory);
   const ids = nodeIds(plan.nodes);
   await demoCertificates(
     root,
@@ -152,7 +178,7 @@ export async function writeDemo(plan: DemoPlan): Promise<DemoFolder> {
   const ctl_config = join(root, "ctl", "config.yaml");
   const context = { servers: [`https://127.0.0.1:${plan.control_port}`], ca: "ca.crt", cert: "admin.crt", key: "admin.key" };
   await writeContexts(ctl_config, { current: "demo", contexts: { demo: context } });
-  return { root, run, logs, server_config, ctl_config, nodes, endpoint: `http://127.0.0.1:${plan.gateway_port}` };
+  return { root, run, logs, server_config, ctl_config, nodes, endpoint: `http://127.0.0.1:${gateway_port}`, memory };
 }
 
 /** Removes folders; one that is gone is no error. */

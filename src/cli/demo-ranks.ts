@@ -1,5 +1,6 @@
 import { readdir, readFile } from "node:fs/promises";
 import { setTimeout as sleep } from "node:timers/promises";
+import { isAlive, signalProcess } from "../os/process.ts";
 import { DEMO_POLL_MS, DEMO_STOP_MS } from "../protocol/limits.ts";
 
 /** Environment variable by which a demo knows what it started, also what its agents and shims did. */
@@ -14,19 +15,9 @@ async function tagged(tag: string): Promise<number[]> {
     if (!Number.isInteger(pid) || pid === process.pid) continue;
     // Other users' processes cannot be read, and some end meanwhile.
     const text = await readFile(`/proc/${name}/environ`, "utf8").catch(() => "");
-    if (text.split("\0").includes(wanted)) found.push(pid);
+    if (text.split("\0").includes(wanted) && isAlive(pid)) found.push(pid);
   }
   return found;
-}
-
-function signal(pids: readonly number[], name: NodeJS.Signals): void {
-  for (const pid of pids) {
-    try {
-      process.kill(pid, name);
-    } catch {
-      // It ended by itself.
-    }
-  }
 }
 
 /**
@@ -35,11 +26,11 @@ function signal(pids: readonly number[], name: NodeJS.Signals): void {
  */
 export async function endRanks(tag: string): Promise<void> {
   let left = await tagged(tag);
-  signal(left, "SIGTERM");
+  for (const pid of left) signalProcess(pid, "SIGTERM", "leader");
   const end_ms = performance.now() + DEMO_STOP_MS;
   while (left.length > 0) {
     await sleep(DEMO_POLL_MS);
     left = await tagged(tag);
-    if (performance.now() > end_ms) signal(left, "SIGKILL");
+    if (performance.now() > end_ms) for (const pid of left) signalProcess(pid, "SIGKILL", "leader");
   }
 }

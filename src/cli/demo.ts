@@ -2,11 +2,9 @@ import { randomBytes } from "node:crypto";
 import { access, constants, stat } from "node:fs/promises";
 import { join, resolve } from "node:path";
 import { messageOf, OperatorError } from "../protocol/errors.ts";
-import { NodeList, ReplicaList } from "../protocol/admin-api.ts";
 import type { Catalog } from "../protocol/catalog.ts";
-import type { AdminClient } from "./admin-client.ts";
 import type { Child } from "./demo-child.ts";
-import { demoKey, startFleet, waitReady } from "./demo-fleet.ts";
+import { demoKey, startFleet, waitReady, type FleetOptions } from "./demo-fleet.ts";
 import {
   llamaModel,
   openKept,
@@ -18,14 +16,20 @@ import {
   type DemoFolder,
   type Remembered,
 } from "./demo-folder.ts";
-import { askQuestion, curlLine, type Question } from "./demo-question.ts";
+import { askQuestion, type Question } from "./demo-question.ts";
+import { demoReport } from "./demo-report.ts";
 import { endRanks, TAG } from "./demo-ranks.ts";
 import { command } from "./frame.ts";
 import { freePort } from "./free-port.ts";
-import { table } from "./output.ts";
 import type { Io } from "./spec.ts";
 
 const QUESTION = "What does a fleet of inference machines need most?";
+
+/** What the demo serves, and with what. */
+interface Served {
+  readonly catalog: Catalog;
+  readonly llama_server: string | undefined;
+}
 
 interface DemoFlags {
   readonly nodes: number;
@@ -52,7 +56,7 @@ async function checkFile(flag: string, path: string, mode: number): Promise<stri
 }
 
 /** What the demo serves. @throws OperatorError when only half of an engine is given, or a file is missing */
-async function engineOf(flags: DemoFlags, io: Io): Promise<{ catalog: Catalog; llama_server: string | undefined }> {
+async function servedBy(flags: DemoFlags, io: Io): Promise<Served> {
   const { "llama-server": program, model } = flags;
   if (program === undefined && model === undefined) return { catalog: { models: [simModel(flags.nodes)] }, llama_server: undefined };
   if (program === undefined || model === undefined) {
@@ -89,103 +93,66 @@ function interruption(): Promise<number> {
   });
 }
 
-async function clusterState(client: AdminClient): Promise<string> {
-  const [nodes, replicas] = await Promise.all([client.get("/admin/v1/nodes", NodeList), client.get("/admin/v1/replicas", ReplicaList)]);
-  const node_lines = table(
-    [
-      { title: "NODE", cell: (node) => node.id },
-      { title: "STATE", cell: (node) => node.state },
-      { title: "ADDRESS", cell: (node) => node.address },
-      {
-        title: "ENGINES",
-        cell: (node) =>
-          node.inventory.engines
-            .filter(({ offered }) => offered)
-            .map(({ kind }) => kind)
-            .join(", "),
-      },
-    ],
-    nodes.items,
-  );
-  const replica_lines = table(
-    [
-      { title: "REPLICA", cell: (replica) => replica.id },
-      { title: "STATE", cell: (replica) => replica.state },
-      { title: "NODES", cell: (replica) => replica.ranks.map(({ node }) => node).join(" ") },
-    ],
-    replicas.items,
-  );
-  return [...node_lines, "", ...replica_lines].join("\n");
+interface DemoOptions {
+  readonly root: string;
+  readonly run: string;
+  readonly memory: Remembered | null;
+  readonly flags: DemoFlags;
+  readonly served: Served;
 }
 
-function summary(folder: DemoFolder, question: Question, answer: string, state: string): string {
-  return [
-    `endpoint  ${folder.endpoint}/v1`,
-    `key       ${question.key}`,
-    `model     ${question.model}`,
-    `ctl       LLMGW_CONFIG=${folder.ctl_config} llmgw ctl nodes`,
-    `logs      ${folder.logs}`,
-    "",
-    state,
-    "",
-    `question  ${question.text}`,
-    `answer    ${answer.trim().replaceAll(/\s+/g, " ")}`,
-    "",
-    "ask it yourself:",
-    curlLine(question),
-  ].join("\n");
-}
-
-/** Everything between an open folder and the end of the demo; leaves the folder as it is. */
-async function runIn(
-  root: string,
-  run: string,
-  memory: Remembered | null,
-  flags: DemoFlags,
-  io: Io,
-  interrupted: Promise<number>,
-): Promise<number> {
-  const started_ms = performance.now();
-  const { catalog, llama_server } = await engineOf(flags, io);
+/** Chooses ports and writes everything the processes read. */
+async function prepare({ root, run, memory, flags, served }: DemoOptions): Promise<DemoFolder> {
   const gateway_port = flags.port === undefined ? await portLike(memory?.gateway_port) : await freePort(flags.port);
   const control_port = await portLike(memory?.control_port);
   const circumstances = { now_ms: Date.now(), random: (bytes: number) => new Uint8Array(randomBytes(bytes)) };
-  const folder = await writeDemo({ root, run, nodes: flags.nodes, gateway_port, control_port, catalog, llama_server, circumstances });
-  const tag = run;
+  return writeDemo({ root, run, nodes: flags.nodes, gateway_port, control_port, key: memory?.key, circumstances, ...served });
+}
+
+/** Starts a fleet, waits for it, asks it, and tells all about it; then runs until a part of it breaks. */
+async function serve(options: DemoOptions, folder: DemoFolder, started_ms: number, fleetOptions: FleetOptions, io: Io): Promise<never> {
+  const { say, signal } = fleetOptions;
+  const { client, broken } = await startFleet(fleetOptions);
+  const ready = async (): Promise<void> => {
+    await waitReady(client, options.flags.nodes, say);
+    const key = await demoKey(client, folder.memory.key);
+    await remember(folder.root, { ...folder.memory, key });
+    const model = options.served.catalog.models[0]?.name ?? "";
+    const question: Question = { endpoint: folder.endpoint, key, model, text: QUESTION };
+    const answer = await askQuestion(question);
+    const report = await demoReport(client, folder, question, answer);
+    if (signal.aborted) return;
+    say(`ready after ${((performance.now() - started_ms) / 1_000).toFixed(1)} s\n`);
+    io.out(report);
+    say("\nCtrl-C ends it.");
+  };
+  await Promise.race([broken, ready()]);
+  return broken;
+}
+
+/** Everything between an open folder and the end of the demo. The folder stays. */
+async function runDemo(options: DemoOptions, io: Io, interrupted: Promise<number>): Promise<number> {
+  const started_ms = performance.now();
+  const folder = await prepare(options);
   const ending = new AbortController();
   const children: Child[] = [];
-  const serve = async (): Promise<number> => {
-    const say = (line: string) => {
+  const fleetOptions: FleetOptions = {
+    folder,
+    env: { ...io.env, [TAG]: options.run },
+    kept: options.flags.keep !== undefined,
+    signal: ending.signal,
+    onStart: (child) => void children.push(child),
+    say: (line) => {
       if (!ending.signal.aborted) io.err(line);
-    };
-    const fleet = await startFleet({
-      folder,
-      env: { ...io.env, [TAG]: tag },
-      kept: flags.keep !== undefined,
-      signal: ending.signal,
-      onStart: (child) => children.push(child),
-      say,
-    });
-    const ready = async (): Promise<void> => {
-      await waitReady(fleet.client, flags.nodes, say);
-      const key = await demoKey(fleet.client, memory?.key);
-      await remember(root, { gateway_port, control_port, key });
-      const question: Question = { endpoint: folder.endpoint, key, model: catalog.models[0]?.name ?? "", text: QUESTION };
-      const answer = await askQuestion(question);
-      say(`ready after ${((performance.now() - started_ms) / 1_000).toFixed(1)} s\n`);
-      if (!ending.signal.aborted) io.out(summary(folder, question, answer, await clusterState(fleet.client)));
-      say("\nCtrl-C ends it.");
-    };
-    await Promise.race([fleet.broken, ready()]);
-    return fleet.broken;
+    },
   };
   try {
-    return await Promise.race([interrupted, serve()]);
+    return await Promise.race([interrupted, serve(options, folder, started_ms, fleetOptions, io)]);
   } finally {
     ending.abort();
-    if (children.length > 0) io.err("stopping");
+    io.err("stopping");
     await Promise.all(children.map((child) => child.stop()));
-    await endRanks(tag);
+    await endRanks(options.run);
   }
 }
 
@@ -205,12 +172,12 @@ export const demoCommand = command({
     if (!Number.isInteger(flags.nodes))
       throw new OperatorError("E_USAGE", `--nodes cannot be ${flags.nodes}`, "nodes are counted", "--nodes 2");
     const interrupted = interruption();
+    const served = await servedBy(flags, io);
     const kept = flags.keep === undefined ? undefined : resolve(io.cwd, flags.keep);
     const memory = kept === undefined ? null : await openKept(kept);
     const run = await temporaryFolder("llmgw-");
-    const root = kept ?? join(run, "demo");
     try {
-      return await runIn(root, run, memory, flags, io, interrupted);
+      return await runDemo({ root: kept ?? join(run, "demo"), run, memory, flags, served }, io, interrupted);
     } finally {
       await removeFolders(run);
     }
