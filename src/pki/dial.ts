@@ -1,6 +1,7 @@
 import { X509Certificate } from "node:crypto";
 import { messageOf, OperatorError } from "../protocol/errors.ts";
 import type { Role } from "../protocol/ids.ts";
+import type { Revocation } from "../protocol/plan.ts";
 import { faultOf, readCertificate, SERVER_AUTH } from "./certificate.ts";
 import type { Identity } from "./identity.ts";
 import { refuseUnsafeEnvironment } from "./listener.ts";
@@ -32,8 +33,14 @@ export interface Dialer {
   setIdentity(identity: Identity): void;
 }
 
+export interface DialerOptions {
+  /** Names whose certificates are trusted no longer; asked at each connection. */
+  readonly revocations?: () => readonly Revocation[];
+  readonly now?: () => number;
+}
+
 /** Makes a dialer that speaks as `identity` and trusts its authority. */
-export function makeDialer(identity: Identity, now: () => number = Date.now): Dialer {
+export function makeDialer(identity: Identity, { revocations = () => [], now = Date.now }: DialerOptions = {}): Dialer {
   refuseUnsafeEnvironment();
   let current = identity;
   return {
@@ -49,7 +56,7 @@ export function makeDialer(identity: Identity, now: () => number = Date.now): Di
         // Replaces the check of host names: identity is role and name, wherever the far side listens. With an own check
         // Bun 1.4.5 makes a new connection for each request, so that none is reused for another expectation (tried).
         checkServerIdentity: (_host: string, shown: { readonly raw?: Uint8Array }) => {
-          verdict = judge(shown.raw ?? null, current.ca, expect, url, now());
+          verdict = judge(shown.raw ?? null, current.ca, expect, url, { now_ms: now(), revocations: revocations() });
           return verdict ?? undefined;
         },
       };
@@ -64,7 +71,13 @@ export function makeDialer(identity: Identity, now: () => number = Date.now): Di
   };
 }
 
-function judge(shown: Uint8Array | null, ca: string, expect: Expectation, url: string, now_ms: number): OperatorError | null {
+function judge(
+  shown: Uint8Array | null,
+  ca: string,
+  expect: Expectation,
+  url: string,
+  { now_ms, revocations }: { readonly now_ms: number; readonly revocations: readonly Revocation[] },
+): OperatorError | null {
   const host = new URL(url).host;
   const noTrust = (why: string) =>
     new OperatorError("E_TLS", `${host} is not trusted`, `its certificate: ${why}`, "check the address, the CA file and both clocks");
@@ -73,6 +86,8 @@ function judge(shown: Uint8Array | null, ca: string, expect: Expectation, url: s
   if ("unreadable" in certificate) return noTrust(certificate.unreadable);
   const fault = faultOf(certificate, new X509Certificate(ca), SERVER_AUTH, now_ms);
   if (fault) return noTrust(fault);
+  if (revocations.some(({ name, until_ms }) => name === certificate.name && certificate.issued_ms <= until_ms))
+    return noTrust("it was revoked");
   const is = `${certificate.role} ${certificate.name}`;
   if (certificate.role === expect.role && (expect.name === undefined || certificate.name === expect.name)) return null;
   const meant = expect.name === undefined ? `a ${expect.role}` : `${expect.role} ${expect.name}`;

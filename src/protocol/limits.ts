@@ -110,3 +110,8 @@ export const REPORT_GATHER_MS = 100;
 export const INVENTORY_INTERVAL_MS = 30_000;
 /** A shim must have opened its control socket within this time. */
 export const SHIM_START_MS = 15_000;
+
+/** An answer of known length up to this is read whole before it is passed on, so that a broken one is a clean error. */
+export const BUFFERED_ANSWER_BYTES = 8 * 1024 * 1024;
+/** Requests one gateway process has at engines at once at most (Bun's own limit is lifted to it). */
+export const UPSTREAM_REQUESTS_COUNT = 16_384;

@@ -2,7 +2,8 @@ import { request as httpRequest } from "node:http";
 import type { IncomingMessage, ServerResponse } from "node:http";
 import type { Peer } from "../pki/trust.ts";
 import { LOG_TAIL_LINES_COUNT } from "../protocol/limits.ts";
-import { ATTEMPT_HEADER } from "../protocol/shim-api.ts";
+import { ATTEMPT_HEADER, DOOR_REFUSED_HEADER } from "../protocol/shim-api.ts";
+import type { DoorRefusal } from "../protocol/shim-api.ts";
 import type { RankLog } from "./rank-log.ts";
 
 /** Headers that belong to one link and are not passed on (RFC 9110 7.6.1), and what is llmgw's own. */
@@ -16,6 +17,7 @@ const NOT_PASSED_ON = new Set([
   "upgrade",
   "authorization",
   ATTEMPT_HEADER,
+  DOOR_REFUSED_HEADER,
 ]);
 
 /** How far a slow reader of a live log may fall behind before it is cut off. */
@@ -42,18 +44,18 @@ export class Door {
   handle(request: IncomingMessage, response: ServerResponse, peer: Peer): void {
     const meant = request.headers[ATTEMPT_HEADER];
     if (meant !== this.#rank.attempt) {
-      refuse(response, 421, "misdirected_request", "this door belongs to another attempt");
+      refuse(response, "other-attempt", "this door belongs to another attempt");
       return;
     }
     const url = new URL(request.url ?? "/", "http://door");
     if (url.pathname === "/llmgw/log") {
       if (peer.role === "server") this.#showLog(url, response);
-      else refuse(response, 403, "permission_error", "the log is for the server");
+      else refuse(response, "not-allowed", "the log is for the server");
       return;
     }
     const refusal = this.#rank.refusal();
     if (refusal === null) this.#forward(request, response);
-    else refuse(response, 503, "unavailable_error", refusal);
+    else refuse(response, "not-ready", refusal);
   }
 
   /** Cuts off every request that is being answered. */
@@ -86,7 +88,7 @@ export class Door {
     });
     upstream.once("error", () => {
       if (response.headersSent) end();
-      else refuse(response, 502, "upstream_error", "the engine closed the connection");
+      else refuse(response, "engine-closed", "the engine closed the connection");
     });
     request.pipe(upstream);
   }
@@ -109,7 +111,15 @@ export class Door {
   }
 }
 
-function refuse(response: ServerResponse, status: number, type: string, message: string): void {
-  const headers = { "content-type": "application/json", ...(status === 503 && { "retry-after": "1" }) };
-  response.writeHead(status, headers).end(JSON.stringify({ error: { message, type, param: null, code: type } }));
+const REFUSALS: Readonly<Record<DoorRefusal, number>> = {
+  "other-attempt": 421,
+  "not-allowed": 403,
+  "not-ready": 503,
+  "engine-closed": 502,
+};
+
+function refuse(response: ServerResponse, refusal: DoorRefusal, message: string): void {
+  const status = REFUSALS[refusal];
+  const headers = { "content-type": "application/json", [DOOR_REFUSED_HEADER]: refusal, ...(status === 503 && { "retry-after": "1" }) };
+  response.writeHead(status, headers).end(JSON.stringify({ error: { message, type: "server_error", param: null, code: refusal } }));
 }

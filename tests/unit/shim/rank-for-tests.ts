@@ -14,7 +14,7 @@ import type { RankLaunch } from "../../../src/protocol/plan.ts";
 import { PROTOCOL } from "../../../src/protocol/protocol.ts";
 import { ShimStatus } from "../../../src/protocol/shim-api.ts";
 import type { ShimSpec } from "../../../src/protocol/shim-api.ts";
-import { testAuthority } from "../pki/authority-for-tests.ts";
+import { testAuthority, type TestAuthority } from "../pki/authority-for-tests.ts";
 
 /** A real shim process with its engine, as an agent would start it. */
 export interface TestRank {
@@ -68,9 +68,10 @@ export async function startRank(
   more: Partial<RankLaunch> = {},
   spec: Partial<ShimSpec> = {},
   env: Record<string, string> = {},
+  given?: TestAuthority,
 ): Promise<TestRank> {
   const folder = await mkdtemp(join(tmpdir(), "llmgw-rank-"));
-  const authority = await testAuthority();
+  const authority = given ?? (await testAuthority());
   const node = await authority.identity("node", "a");
   await mkdir(join(folder, "rank"));
   const tls = { ca: join(folder, "ca.crt"), cert: join(folder, "node.crt"), key: join(folder, "node.key") };
@@ -115,7 +116,7 @@ export async function startRank(
   const log = openSync(join(folder, "shim.log"), "a");
   const pid = await spawnDetached([...ownProgram(), "shim", "--spec", join(folder, "spec.json")], { ...process.env, ...env }, log);
   closeSync(log);
-  const gateway = makeDialer(await authority.identity("gateway", "gateway"));
+  const gateway = makeDialer(await authority.identity("gateway", `tester-${attempt}`));
   const server = makeDialer(await authority.identity("server", "control"));
   const status = async () => parseAs(ShimStatus, await (await fetchUnix(whole.control_socket, "/status")).json(), "status");
   const exit = async () => parseAs(RankExit, await Bun.file(join(whole.folder, "exit.json")).json(), "exit.json");
