@@ -7,6 +7,7 @@ export const root: Group = group({
   about: "Runs a fleet of LLM inference machines behind an OpenAI-compatible endpoint",
   examples: ["llmgw demo", "llmgw server --config /etc/llmgw/server.yaml", "llmgw ctl nodes"],
   commands: () => [
+    lazy("server", async () => (await import("./server.ts")).serverCommand),
     lazy("gateway", async () => (await import("./gateway.ts")).gatewayCommand),
     lazy("agent", async () => (await import("./agent.ts")).agentCommand),
     lazy("ctl", async () => (await import("./ctl/ctl.ts")).ctlCommands),

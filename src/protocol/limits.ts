@@ -115,3 +115,27 @@ export const SHIM_START_MS = 15_000;
 export const BUFFERED_ANSWER_BYTES = 8 * 1024 * 1024;
 /** Requests one gateway process has at engines at once at most (Bun's own limit is lifted to it). */
 export const UPSTREAM_REQUESTS_COUNT = 16_384;
+
+/** A node takes a placed rank up within this time, or the rank is placed anew. */
+export const TAKE_UP_MS = 60_000;
+/** The server waits this much longer than a node's own deadlines before it gives an attempt up. */
+export const DEADLINE_MARGIN_MS = 30_000;
+/** A draining replica stays at least this long, so that the gateway has taken it out of its routes. */
+export const DRAIN_SETTLE_MS = 3_000;
+/** A ready engine's memory shows in its node's readings after this time. */
+export const RESIDENT_AFTER_MS = 15_000;
+/** System memory set aside for an engine beside its weights, when the catalog does not say. */
+export const ENGINE_MEMORY_OVERHEAD_BYTES = 256 * 1024 * 1024;
+/** A GPU with more than this share of its memory in use by others is not free. */
+export const GPU_FOREIGN_USE_SHARE = 0.1;
+
+/** The server looks at its fleet at least this often. */
+export const RECONCILE_INTERVAL_MS = 1_000;
+/** The server asks its gateway for its state this often. */
+export const GATEWAY_STATUS_INTERVAL_MS = 1_000;
+/** An answer of the gateway's control socket must come within this time. */
+export const GATEWAY_ANSWER_MS = 3_000;
+/** First wait before a gateway process that died is started again; doubles to BACKOFF_MAX_MS. */
+export const GATEWAY_RESTART_MS = 1_000;
+/** A question to a node through its agent must be answered within this time. */
+export const NODE_REQUEST_MS = 15_000;

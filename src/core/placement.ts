@@ -1,0 +1,158 @@
+import type { Refusal } from "../protocol/admin-api.ts";
+import type { ModelSpec } from "../protocol/catalog.ts";
+import { FIRST_LEASED_PORT } from "../protocol/ids.ts";
+import type { AttemptId, NodeId } from "../protocol/ids.ts";
+import type { RankLaunch } from "../protocol/plan.ts";
+import { freePort, hold, inGiB, takePort } from "./room.ts";
+import type { Room, Rooms } from "./room.ts";
+import { memoryNeed } from "./spec.ts";
+import type { NodeSeen, Placement, Replica } from "./world.ts";
+
+/** What a filter says of a node: null when it lets it pass. */
+type Verdict = { readonly needed: string; readonly available: string } | null;
+
+/** One reason for which a node may not take a rank. Stable names: people and tools read them. */
+interface Filter {
+  readonly name: string;
+  judge(room: Room, spec: ModelSpec, rooms: Rooms): Verdict;
+}
+
+/** In the order of what an operator would look at first; the first that refuses is the one that is told. */
+const FILTERS: readonly Filter[] = [
+  {
+    name: "node-state",
+    judge: ({ node }) => (node.state === "ready" ? null : { needed: "a ready node", available: `${node.state}: ${node.state_reason}` }),
+  },
+  {
+    name: "cordon",
+    judge: ({ node }) => (node.cordon === null ? null : { needed: "a node that takes new replicas", available: `cordoned: ${node.cordon}` }),
+  },
+  { name: "engine", judge: ({ node }, spec) => judgeEngine(node, spec) },
+  { name: "gpus", judge: judgeGpus },
+  { name: "memory", judge: judgeMemory },
+  { name: "disk", judge: judgeDisk },
+  {
+    name: "ports",
+    judge: ({ node }, _spec, rooms) =>
+      freePort(rooms, node.address, FIRST_LEASED_PORT - 1) === null ? { needed: "1 port", available: `none free on ${node.address}` } : null,
+  },
+];
+
+function judgeEngine(node: NodeSeen, spec: ModelSpec): Verdict {
+  const offers = node.inventory.engines.filter((engine) => engine.kind === spec.engine);
+  if (offers.some((engine) => engine.offered)) return null;
+  const [refused] = offers;
+  return { needed: `engine ${spec.engine}`, available: refused ? `${refused.version || refused.path}: ${refused.reason}` : "not on this node" };
+}
+
+function judgeGpus(room: Room, spec: ModelSpec): Verdict {
+  if (room.free_gpus.length >= spec.gpus) return null;
+  const used = [...room.foreign_gpus].filter(([uuid]) => !room.held_gpus.has(uuid)).map(([, words]) => words);
+  const total = room.node.inventory.gpus.length;
+  const parts = [`${room.free_gpus.length} free of ${total}`, ...(room.held_gpus.size ? [`${room.held_gpus.size} held by replicas`] : []), ...used];
+  return { needed: `${spec.gpus} GPUs`, available: parts.join(", ") };
+}
+
+function judgeMemory(room: Room, spec: ModelSpec): Verdict {
+  const need = memoryNeed(spec);
+  const free = Math.min(room.memory_measured, room.memory_promised);
+  return need === 0 || need <= free ? null : { needed: `${inGiB(need)} of memory`, available: inGiB(Math.max(0, free)) };
+}
+
+function judgeDisk(room: Room, spec: ModelSpec): Verdict {
+  if (spec.source === undefined || spec.size === undefined || !spec.source.startsWith("http")) return null;
+  if (room.sources.has(spec.source) || spec.size <= room.disk_free) return null;
+  const { path } = room.node.inventory.disk;
+  return { needed: `${inGiB(spec.size)} of disk`, available: `${inGiB(Math.max(0, room.disk_free))} in ${path}` };
+}
+
+/** The first filter that refuses the node, or null when it may take a rank of this model. */
+export function refusalOf(room: Room, spec: ModelSpec, rooms: Rooms): Refusal | null {
+  for (const filter of FILTERS) {
+    const verdict = filter.judge(room, spec, rooms);
+    if (verdict) return { node: room.node.id, filter: filter.name, ...verdict };
+  }
+  return null;
+}
+
+/**
+ * How good a node is, best first by the first number that differs: spread a model's replicas over nodes; not
+ * where it just failed to start; where its weights are; then pack: fewest GPUs left, least memory left.
+ */
+function score(room: Room, replica: Replica): readonly number[] {
+  const { spec } = replica;
+  return [
+    room.models.get(spec.name) ?? 0,
+    room.node.id === replica.avoid ? 1 : 0,
+    spec.source !== undefined && room.sources.has(spec.source) ? 0 : 1,
+    room.free_gpus.length,
+    Math.min(room.memory_measured, room.memory_promised),
+  ];
+}
+
+function isBetter(a: readonly number[], b: readonly number[]): boolean {
+  for (let i = 0; i < a.length; i++) {
+    const difference = (a[i] ?? 0) - (b[i] ?? 0);
+    if (difference !== 0) return difference < 0;
+  }
+  return false;
+}
+
+/** A place for a replica, or why no node can take it. */
+export type Placed = { readonly placements: readonly Placement[] } | { readonly refusals: readonly Refusal[]; readonly reason: string };
+
+/**
+ * Finds room for all ranks of a replica and takes it out of `rooms`.
+ * @param attempt names the new attempt; asked only when there is room
+ */
+export function place(replica: Replica, rooms: Rooms, start_ms: number, attempt: () => AttemptId): Placed {
+  const { spec } = replica;
+  if (spec.nodes > 1) return { refusals: [], reason: "replicas over several nodes are not placed yet" };
+  let best: { room: Room; score: readonly number[] } | null = null;
+  const order = [...rooms.by_node.values()];
+  for (const room of order) {
+    if (refusalOf(room, spec, rooms)) continue;
+    const its = score(room, replica);
+    if (!best || isBetter(its, best.score) || (!isBetter(best.score, its) && room.node.id < best.room.node.id)) best = { room, score: its };
+  }
+  if (best) return { placements: [lease(replica, best.room, rooms, start_ms, attempt)] };
+  const refusals = order.map((room) => refusalOf(room, spec, rooms)).filter((refusal) => refusal !== null);
+  refusals.sort((a, b) => (a.node < b.node ? -1 : 1));
+  return { refusals, reason: order.length === 0 ? "no node has joined" : `none of ${order.length} nodes has room` };
+}
+
+/** Places a replica whose port was taken on the same node again, or null when it has no room any more. */
+export function placeAgainOn(node: NodeId, replica: Replica, rooms: Rooms, start_ms: number, attempt: () => AttemptId): Placement | null {
+  const room = rooms.by_node.get(node);
+  return room && replica.spec.nodes === 1 && !refusalOf(room, replica.spec, rooms) ? lease(replica, room, rooms, start_ms, attempt) : null;
+}
+
+function lease(replica: Replica, room: Room, rooms: Rooms, start_ms: number, attempt: () => AttemptId): Placement {
+  const { spec } = replica;
+  const { id, address } = room.node;
+  const before = replica.placements.find((placement) => placement.node === id)?.launch.door.port ?? FIRST_LEASED_PORT - 1;
+  const port = freePort(rooms, address, before) ?? FIRST_LEASED_PORT;
+  const launch: RankLaunch = {
+    attempt: attempt(),
+    replica: replica.id,
+    model: spec.name,
+    rank: 0,
+    ranks: 1,
+    engine: spec.engine,
+    door: { address, port },
+    gpus: room.free_gpus.slice(0, spec.gpus).map((gpu) => gpu.uuid),
+    weights: spec.source === undefined ? null : weightsOf(spec, spec.source),
+    context: spec.context ?? null,
+    parallel: spec.parallel ?? null,
+    embeddings: spec.embeddings,
+    args: spec.args,
+    start_deadline_ms: start_ms,
+  };
+  takePort(rooms, launch);
+  hold(room, launch, { memory: memoryNeed(spec), resident: false, fetching: true });
+  return { node: id, launch };
+}
+
+function weightsOf(spec: ModelSpec, source: string): NonNullable<RankLaunch["weights"]> {
+  return { source, ...(spec.sha256 !== undefined && { sha256: spec.sha256 }), ...(spec.size !== undefined && { size: spec.size }) };
+}

@@ -1,0 +1,128 @@
+import type { AttemptId, NodeId } from "../protocol/ids.ts";
+import { FIRST_LEASED_PORT, LAST_LEASED_PORT } from "../protocol/ids.ts";
+import type { Gpu } from "../protocol/inventory.ts";
+import { GPU_FOREIGN_USE_SHARE } from "../protocol/limits.ts";
+import type { RankLaunch } from "../protocol/plan.ts";
+import { memoryNeed, specOfLaunch } from "./spec.ts";
+import { runs } from "./world.ts";
+import type { NodeSeen, Replica, World } from "./world.ts";
+
+/** What one node has left while a decision is being made. The only values of core/ that change. */
+export interface Room {
+  readonly node: NodeSeen;
+  /** Attempts that hold something here: planned, or observed and not ended. */
+  readonly holders: Set<AttemptId>;
+  /** UUIDs of GPUs that replicas hold. */
+  readonly held_gpus: Set<string>;
+  /** GPUs somebody else computes on, with the words for it. */
+  readonly foreign_gpus: ReadonlyMap<string, string>;
+  free_gpus: Gpu[];
+  /** Measured as available, less what placed engines have not taken yet; bytes. */
+  memory_measured: number;
+  /** All there is, less what is promised to replicas; bytes. */
+  memory_promised: number;
+  disk_free: number;
+  /** Sources of weights that are here or on their way. */
+  readonly sources: Set<string>;
+  /** Replicas per model, for spreading. */
+  readonly models: Map<string, number>;
+}
+
+/** What is left of all nodes, and which ports are leased per address (several nodes may share one). */
+export interface Rooms {
+  readonly by_node: ReadonlyMap<NodeId, Room>;
+  readonly ports: Map<string, Set<number>>;
+}
+
+/** Measures what is left for new replicas: what is there, less what planned and running attempts hold. */
+export function measure(world: World, replicas: readonly Replica[], now_ms: number): Rooms {
+  const rooms: Rooms = { by_node: new Map(world.nodes.map((node) => [node.id, emptyRoom(node)])), ports: new Map() };
+  for (const replica of replicas) {
+    if (!runs(replica) && replica.state !== "stopping") continue;
+    const resident = replica.ready_since_ms !== null && now_ms - replica.ready_since_ms >= world.policy.resident_after_ms;
+    for (const { node, launch } of replica.placements) {
+      // A node that was forgotten still keeps its ports: another node may share its address.
+      takePort(rooms, launch);
+      const room = rooms.by_node.get(node);
+      if (room) hold(room, launch, { memory: memoryNeed(replica.spec), resident, fetching: replica.state === "fetching" });
+    }
+  }
+  for (const room of rooms.by_node.values()) holdObserved(rooms, room);
+  return rooms;
+}
+
+/** Attempts that run but are in no plan hold what they hold until they have ended. */
+function holdObserved(rooms: Rooms, room: Room): void {
+  for (const rank of room.node.ranks ?? []) {
+    if (rank.phase === "exited" || room.holders.has(rank.attempt)) continue;
+    takePort(rooms, rank.launch);
+    hold(room, rank.launch, { memory: memoryNeed(specOfLaunch(rank.launch)), resident: true, fetching: false });
+  }
+}
+
+function emptyRoom(node: NodeSeen): Room {
+  const { memory, disk, gpus } = node.inventory;
+  const foreign = new Map<string, string>();
+  for (const gpu of gpus) {
+    if (!("value" in gpu.memory_used) || !("value" in gpu.memory_total)) continue;
+    const { value: used } = gpu.memory_used;
+    const { value: total } = gpu.memory_total;
+    if (used > total * GPU_FOREIGN_USE_SHARE) foreign.set(gpu.uuid, `GPU ${gpu.index} has ${inGiB(used)} of ${inGiB(total)} in use`);
+  }
+  return {
+    node,
+    holders: new Set(),
+    held_gpus: new Set(),
+    foreign_gpus: foreign,
+    free_gpus: gpus.filter((gpu) => !foreign.has(gpu.uuid)),
+    memory_measured: memory.available,
+    memory_promised: memory.total,
+    disk_free: disk.free,
+    sources: new Set(),
+    models: new Map(),
+  };
+}
+
+/** Takes what one rank needs out of a node's room. */
+export function hold(room: Room, launch: RankLaunch, use: { memory: number; resident: boolean; fetching: boolean }): void {
+  room.holders.add(launch.attempt);
+  if (launch.gpus.length > 0) {
+    for (const uuid of launch.gpus) room.held_gpus.add(uuid);
+    room.free_gpus = room.free_gpus.filter((gpu) => !room.held_gpus.has(gpu.uuid));
+  }
+  room.memory_promised -= use.memory;
+  if (!use.resident) room.memory_measured -= use.memory;
+  const { weights } = launch;
+  if (weights && !room.sources.has(weights.source)) {
+    room.sources.add(weights.source);
+    if (use.fetching) room.disk_free -= weights.size ?? 0;
+  }
+  room.models.set(launch.model, (room.models.get(launch.model) ?? 0) + 1);
+}
+
+export function takePort(rooms: Rooms, launch: RankLaunch): void {
+  const { address, port } = launch.door;
+  let taken = rooms.ports.get(address);
+  if (!taken) rooms.ports.set(address, (taken = new Set()));
+  taken.add(port);
+}
+
+/**
+ * The next port of an address that nothing of ours holds, counted on from `after` and round to the first again.
+ * @returns null when all are held
+ */
+export function freePort(rooms: Rooms, address: string, after: number): number | null {
+  const taken = rooms.ports.get(address);
+  const span = LAST_LEASED_PORT - FIRST_LEASED_PORT + 1;
+  for (let i = 0; i < span; i++) {
+    const port = FIRST_LEASED_PORT + ((after + 1 - FIRST_LEASED_PORT + i) % span);
+    if (!taken?.has(port)) return port;
+  }
+  return null;
+}
+
+/** Bytes for people: `1.5 GiB`, `300 MiB`. */
+export function inGiB(bytes: number): string {
+  const mib = bytes / 2 ** 20;
+  return mib >= 1_024 ? `${(mib / 1_024).toFixed(1)} GiB` : `${Math.round(mib)} MiB`;
+}

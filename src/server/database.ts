@@ -1,0 +1,77 @@
+import { SQL } from "bun";
+import { messageOf, OperatorError } from "../protocol/errors.ts";
+
+/** A tagged template that runs one statement: values become parameters. */
+export type Run = (strings: TemplateStringsArray, ...values: unknown[]) => Promise<Record<string, unknown>[]>;
+
+/**
+ * One database, one statement at a time. Bun's SQLite is a single connection: a statement issued while somebody else's
+ * transaction is open would join it and be rolled back with it. So all statements pass one queue, and a transaction
+ * holds it from begin to end.
+ */
+export class Database {
+  readonly #sql: SQL;
+  #tail: Promise<unknown> = Promise.resolve();
+
+  private constructor(sql: SQL) {
+    this.#sql = sql;
+  }
+
+  /**
+   * Opens (or makes) a database file for this process alone.
+   * @throws OperatorError E_EXISTS when another server has it open, E_FILE when it cannot be used
+   */
+  static async open(path: string): Promise<Database> {
+    try {
+      const sql = new SQL({ adapter: "sqlite", filename: path, create: true, readwrite: true });
+      for (const pragma of ["locking_mode = EXCLUSIVE", "journal_mode = WAL", "synchronous = FULL"]) await sql.unsafe(`PRAGMA ${pragma}`);
+      // The lock is taken by the first write.
+      await sql.unsafe("BEGIN IMMEDIATE");
+      await sql.unsafe("COMMIT");
+      return new Database(sql);
+    } catch (error) {
+      const why = messageOf(error);
+      if (/locked|busy/i.test(why)) throw new OperatorError("E_EXISTS", `cannot open ${path}`, "another server uses it", "stop that server, or set another `state` folder");
+      throw new OperatorError("E_FILE", `cannot open ${path}`, why, "check the file; a copy can be put in its place while the server is stopped", { cause: error });
+    }
+  }
+
+  /** Runs one statement in its turn. */
+  run: Run = (strings, ...values) => this.#inTurn(() => this.#direct(strings, ...values));
+
+  readonly #direct: Run = async (strings, ...values) => [...((await this.#sql(strings, ...values)) as Iterable<Record<string, unknown>>)];
+
+  /** Runs statements that count together or not at all; only `run` as given may be used inside. */
+  transaction<T>(work: (run: Run) => Promise<T>): Promise<T> {
+    return this.#inTurn(async () => {
+      await this.#sql.unsafe("BEGIN IMMEDIATE");
+      try {
+        const result = await work(this.#direct);
+        await this.#sql.unsafe("COMMIT");
+        return result;
+      } catch (error) {
+        await this.#sql.unsafe("ROLLBACK");
+        throw error;
+      }
+    });
+  }
+
+  /** Runs a fixed text of several statements as one, for migrations. */
+  script(text: string): Promise<void> {
+    const statements = text.split(";").map((part) => part.trim());
+    return this.transaction(async () => {
+      for (const statement of statements) if (statement !== "") await this.#sql.unsafe(statement);
+    });
+  }
+
+  #inTurn<T>(work: () => Promise<T>): Promise<T> {
+    const turn = this.#tail.then(work, work);
+    this.#tail = turn.catch(() => {});
+    return turn;
+  }
+
+  async close(): Promise<void> {
+    await this.#tail;
+    await this.#sql.close();
+  }
+}

@@ -1,0 +1,139 @@
+import { nextParts, type PlanParts } from "../core/plan-parts.ts";
+import type { NodeSeen, Replica } from "../core/world.ts";
+import type { Refusal } from "../protocol/admin-api.ts";
+import type { NodeRequest, RankStatus, ResultMessage } from "../protocol/agent-api.ts";
+import type { ModelSpec } from "../protocol/catalog.ts";
+import { OperatorError } from "../protocol/errors.ts";
+import type { NodeId, ReplicaId } from "../protocol/ids.ts";
+import { BLOCKING_QUERY_MS, NODE_LOST_AFTER_MS, NODE_REQUEST_MS, NODE_SUSPECT_AFTER_MS } from "../protocol/limits.ts";
+import { comparePlanVersions, type NodePlan, type PlanVersion, type RankLaunch, type Revocation } from "../protocol/plan.ts";
+import type { Session } from "./sessions.ts";
+import type { StoredNode } from "./store.ts";
+
+/** A node as the server knows it: what is kept, and what its present agent says. */
+export interface FleetNode {
+  kept: StoredNode;
+  session: Session | null;
+  /** Null until its agent has spoken to this server process. */
+  ranks: readonly RankStatus[] | null;
+}
+
+/** State of a node from how long it has been silent. */
+export function stateOf(node: FleetNode, started_ms: number, now_ms: number): Pick<NodeSeen, "state" | "state_reason"> {
+  // A server that has just started gives every node the whole grace time to find it.
+  const heard_ms = Math.max(node.kept.last_seen_ms, started_ms);
+  const silent_ms = now_ms - heard_ms;
+  const reason = `no report for ${Math.round(silent_ms / 1_000)} s`;
+  if (silent_ms >= NODE_LOST_AFTER_MS) return { state: "lost", state_reason: reason };
+  if (silent_ms >= NODE_SUSPECT_AFTER_MS) return { state: "suspect", state_reason: reason };
+  return { state: "ready", state_reason: node.ranks === null ? "its agent has not spoken to this server yet" : "" };
+}
+
+/** Everything the server holds in memory, and who waits for it to change. */
+export class Fleet {
+  readonly started_ms: number;
+  readonly nodes = new Map<NodeId, FleetNode>();
+  replicas: readonly Replica[] = [];
+  models: readonly ModelSpec[] = [];
+  refusals: ReadonlyMap<ReplicaId, readonly Refusal[]> = new Map();
+  revocations: readonly Revocation[] = [];
+  version: PlanVersion;
+  #parts: PlanParts = new Map();
+  readonly #waiting = new Map<NodeId, Set<() => void>>();
+  readonly #requests = new Map<NodeId, NodeRequest[]>();
+  readonly #answers = new Map<string, (result: ResultMessage["result"]) => void>();
+
+  constructor(version: PlanVersion, started_ms: number) {
+    this.version = version;
+    this.started_ms = started_ms;
+  }
+
+  part(node: NodeId): NodePlan | null {
+    return this.#parts.get(node) ?? null;
+  }
+
+  /** Which parts a decision changes, at which version; nothing is given out until {@link publish}. */
+  preview(ranks: ReadonlyMap<NodeId, readonly RankLaunch[]>): { parts: PlanParts; changed: readonly NodeId[]; version: PlanVersion } {
+    const next = { epoch: this.version.epoch, generation: this.version.generation + 1 };
+    const { parts, changed } = nextParts(this.#parts, ranks, next);
+    return { parts, changed, version: changed.length > 0 ? next : this.version };
+  }
+
+  publish(parts: PlanParts, changed: readonly NodeId[], version: PlanVersion): void {
+    this.#parts = parts;
+    this.version = version;
+    for (const node of changed) this.wake(node);
+  }
+
+  /** Everything is given out anew under a later epoch: somebody has seen more than this store knows. */
+  raiseEpoch(seen: PlanVersion): boolean {
+    if (comparePlanVersions(seen, this.version) <= 0) return false;
+    this.version = { epoch: seen.epoch + 1, generation: 0 };
+    this.#parts = new Map();
+    return true;
+  }
+
+  wake(node: NodeId): void {
+    for (const wake of [...(this.#waiting.get(node) ?? [])]) wake();
+  }
+
+  wakeAll(): void {
+    for (const node of this.#waiting.keys()) this.wake(node);
+  }
+
+  /** Waits until a node has something new: a part beyond `have`, a request, or anything that woke it. */
+  async news(node: NodeId, have: PlanVersion, signal: AbortSignal): Promise<void> {
+    const part = this.part(node);
+    if ((part && comparePlanVersions(part.version, have) > 0) || (this.#requests.get(node)?.length ?? 0) > 0 || signal.aborted) return;
+    await new Promise<void>((resolve) => {
+      const waiting = this.#waiting.get(node) ?? new Set();
+      this.#waiting.set(node, waiting);
+      const done = () => {
+        clearTimeout(timer);
+        waiting.delete(done);
+        signal.removeEventListener("abort", done);
+        resolve();
+      };
+      const timer = setTimeout(done, BLOCKING_QUERY_MS);
+      waiting.add(done);
+      signal.addEventListener("abort", done, { once: true });
+    });
+  }
+
+  /** Takes the questions that wait for a node. */
+  takeRequests(node: NodeId): NodeRequest[] {
+    const requests = this.#requests.get(node) ?? [];
+    this.#requests.delete(node);
+    return requests;
+  }
+
+  /** Asks a node something through its agent. @throws OperatorError E_TIMEOUT, E_NOT_FOUND */
+  async ask(node: NodeId, request: NodeRequest): Promise<readonly string[]> {
+    const answered = new Promise<ResultMessage["result"]>((resolve) => this.#answers.set(request.id, resolve));
+    this.#requests.set(node, [...(this.#requests.get(node) ?? []), request]);
+    this.wake(node);
+    const result = await Promise.race([answered, Bun.sleep(NODE_REQUEST_MS).then(() => null)]);
+    this.#answers.delete(request.id);
+    if (result === null) throw new OperatorError("E_TIMEOUT", `node ${node} did not answer`, `no answer within ${NODE_REQUEST_MS / 1_000} s`, "see llmgw ctl nodes");
+    if ("error" in result) throw new OperatorError("E_NOT_FOUND", `node ${node} cannot say`, result.error, "see llmgw ctl events");
+    return result.lines;
+  }
+
+  answer(id: string, result: ResultMessage["result"]): void {
+    this.#answers.get(id)?.(result);
+  }
+
+  /** Nodes as the planner sees them, in order of their ids. */
+  seen(now_ms: number): NodeSeen[] {
+    return [...this.nodes.values()]
+      .map((node) => ({
+        id: node.kept.id,
+        address: node.kept.address,
+        ...stateOf(node, this.started_ms, now_ms),
+        inventory: node.kept.inventory,
+        ranks: node.ranks,
+        cordon: node.ranks === null ? "its agent has not spoken to this server yet" : null,
+      }))
+      .sort((a, b) => (a.id < b.id ? -1 : 1));
+  }
+}

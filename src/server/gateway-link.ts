@@ -1,0 +1,133 @@
+import { spawnDetached, signalProcess } from "../os/process.ts";
+import { ownProgram } from "../os/program.ts";
+import { fetchUnix } from "../os/unix-http.ts";
+import type { Log } from "../os/log.ts";
+import { messageOf, parseAs } from "../protocol/errors.ts";
+import { GatewayStatus, type Snapshot } from "../protocol/gateway-api.ts";
+import { BACKOFF_MAX_MS, GATEWAY_ANSWER_MS, GATEWAY_RESTART_MS, GATEWAY_STATUS_INTERVAL_MS, UPSTREAM_REQUESTS_COUNT } from "../protocol/limits.ts";
+import type { PlanVersion } from "../protocol/plan.ts";
+
+export interface GatewayLinkOptions {
+  /** The gateway's control socket. */
+  readonly socket: string;
+  /** server.yaml, for the gateway this server starts; null when another starts it. */
+  readonly config_file: string | null;
+  readonly owner_pid: number | null;
+  readonly log: Log;
+  /** What the gateway is to know now. */
+  readonly content: () => Omit<Snapshot, "version">;
+}
+
+/**
+ * Keeps one gateway process supplied: starts it when nothing answers, sends it a snapshot when what it should know
+ * changed, reads back what it counts. The gateway is never ended because of the server.
+ */
+export class GatewayLink {
+  readonly #options: GatewayLinkOptions;
+  #status: GatewayStatus | null = null;
+  #why = "not asked yet";
+  #sent = "";
+  #wake: (() => void) | null = null;
+  #starts = 0;
+  #next_start_ms = 0;
+
+  constructor(options: GatewayLinkOptions) {
+    this.#options = options;
+  }
+
+  /** What the gateway last said; null while it does not answer. */
+  get status(): GatewayStatus | null {
+    return this.#status;
+  }
+
+  /** Why it does not answer; "" when it does. */
+  get trouble(): string {
+    return this.#status ? "" : this.#why;
+  }
+
+  /** Requests in flight per attempt; null while nobody says. */
+  in_flight(): ReadonlyMap<string, number> | null {
+    return this.#status && new Map(this.#status.loads.map((load) => [load.attempt, load.in_flight]));
+  }
+
+  /** Something may have changed: look now. */
+  poke(): void {
+    this.#wake?.();
+  }
+
+  async run(signal: AbortSignal): Promise<void> {
+    while (!signal.aborted) {
+      await this.#turn();
+      await new Promise<void>((resolve) => {
+        const done = () => {
+          clearTimeout(timer);
+          signal.removeEventListener("abort", done);
+          resolve();
+        };
+        const timer = setTimeout(done, GATEWAY_STATUS_INTERVAL_MS);
+        this.#wake = done;
+        signal.addEventListener("abort", done, { once: true });
+      });
+    }
+  }
+
+  /** Ends the gateway of a server that is only a guest on this machine (demo, tests). */
+  end(): void {
+    if (this.#status) signalProcess(this.#status.pid, "SIGTERM", "leader");
+  }
+
+  async #turn(): Promise<void> {
+    const { log } = this.#options;
+    const before = this.#status;
+    try {
+      const status = await this.#ask("/status", {}, GatewayStatus);
+      if (!before || before.pid !== status.pid) {
+        log.info("the gateway answers", { gateway_pid: status.pid, gateway_version: status.llmgw_version });
+        this.#sent = "";
+        this.#starts = 0;
+      }
+      this.#status = status;
+      await this.#send(status.snapshot);
+    } catch (error) {
+      this.#why = messageOf(error);
+      if (before) log.error("the gateway does not answer", { why: this.#why });
+      this.#status = null;
+      await this.#start();
+    }
+  }
+
+  async #send(has: PlanVersion | null): Promise<void> {
+    const content = this.#options.content();
+    const text = JSON.stringify(content);
+    if (text === this.#sent) return;
+    // This server is the only one that sends, so the next number is one more than what is there.
+    const version = { epoch: has?.epoch ?? 1, generation: (has?.generation ?? 0) + 1 };
+    const answer = await fetchUnix(this.#options.socket, "/snapshot", {
+      method: "PUT",
+      body: JSON.stringify({ ...content, version }),
+      signal: AbortSignal.timeout(GATEWAY_ANSWER_MS),
+    });
+    if (!answer.ok) throw new Error(`it did not take a snapshot: ${await answer.text()}`);
+    this.#sent = text;
+  }
+
+  async #ask<S extends Parameters<typeof parseAs>[0]>(path: string, init: RequestInit, schema: S): Promise<ReturnType<typeof parseAs<S>>> {
+    const answer = await fetchUnix(this.#options.socket, path, { ...init, signal: AbortSignal.timeout(GATEWAY_ANSWER_MS) });
+    return parseAs(schema, await answer.json(), "the gateway's answer");
+  }
+
+  async #start(): Promise<void> {
+    const { config_file, owner_pid, log } = this.#options;
+    if (config_file === null || Date.now() < this.#next_start_ms) return;
+    this.#next_start_ms = Date.now() + Math.min(BACKOFF_MAX_MS, GATEWAY_RESTART_MS * 2 ** this.#starts);
+    this.#starts = Math.min(this.#starts + 1, 20);
+    const owner = owner_pid === null ? [] : ["--owner-pid", String(owner_pid)];
+    const env = { ...process.env, BUN_CONFIG_MAX_HTTP_REQUESTS: String(UPSTREAM_REQUESTS_COUNT) };
+    try {
+      const pid = await spawnDetached([...ownProgram(), "gateway", "--config", config_file, ...owner], env, 2);
+      log.info("started a gateway", { gateway_pid: pid });
+    } catch (error) {
+      log.error("cannot start a gateway", { why: messageOf(error) });
+    }
+  }
+}

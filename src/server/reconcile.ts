@@ -1,0 +1,93 @@
+import { randomBytes } from "node:crypto";
+import { plan } from "../core/planner.ts";
+import { DEFAULT_POLICY, type Ids } from "../core/world.ts";
+import type { Log } from "../os/log.ts";
+import { messageOf } from "../protocol/errors.ts";
+import { RECONCILE_INTERVAL_MS } from "../protocol/limits.ts";
+import type { Fleet } from "./fleet.ts";
+import type { Store } from "./store.ts";
+
+const LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789";
+
+/** Names by chance. */
+const IDS: Ids = {
+  suffix: () => Array.from(randomBytes(5), (byte) => LETTERS[byte % LETTERS.length]).join(""),
+  attempt: () => randomBytes(8).toString("hex"),
+};
+
+export interface ReconcileParts {
+  readonly fleet: Fleet;
+  readonly store: Store;
+  readonly log: Log;
+  readonly now: () => number;
+  /** Requests in flight per attempt, by the gateway's count; null while it does not say. */
+  readonly in_flight: () => ReadonlyMap<string, number> | null;
+  /** A decision counts: the gateway may need a new snapshot. */
+  readonly decided: () => void;
+}
+
+/**
+ * The loop that makes decisions count: observe, decide, keep, give out. One turn at a time; a fault in one is logged and
+ * the next comes all the same. Nothing is given out that the store does not have.
+ */
+export class Reconciler {
+  readonly #parts: ReconcileParts;
+  #wake: (() => void) | null = null;
+  #due = false;
+
+  constructor(parts: ReconcileParts) {
+    this.#parts = parts;
+  }
+
+  /** Asks for a turn soon. */
+  poke(): void {
+    this.#due = true;
+    this.#wake?.();
+  }
+
+  async run(signal: AbortSignal): Promise<void> {
+    while (!signal.aborted) {
+      this.#due = false;
+      try {
+        await this.turn();
+      } catch (error) {
+        this.#parts.log.error("a decision failed; the fleet stays as it is", { why: messageOf(error), stack: error instanceof Error ? (error.stack ?? "") : "" });
+      }
+      if (!this.#due) await this.#pause(signal);
+    }
+  }
+
+  async #pause(signal: AbortSignal): Promise<void> {
+    await new Promise<void>((resolve) => {
+      const done = () => {
+        clearTimeout(timer);
+        signal.removeEventListener("abort", done);
+        resolve();
+      };
+      const timer = setTimeout(done, RECONCILE_INTERVAL_MS);
+      this.#wake = done;
+      signal.addEventListener("abort", done, { once: true });
+    });
+    this.#wake = null;
+  }
+
+  /** One turn. */
+  async turn(): Promise<void> {
+    const { fleet, store, log, now, in_flight, decided } = this.#parts;
+    const now_ms = now();
+    const before = new Map(fleet.replicas.map((replica) => [replica.id, replica]));
+    const world = { models: fleet.models, nodes: fleet.seen(now_ms), replicas: fleet.replicas, in_flight: in_flight(), policy: DEFAULT_POLICY };
+    const decision = plan(world, now_ms, IDS);
+    const changed = decision.replicas.filter((replica) => before.get(replica.id) !== replica);
+    const staying = new Set(decision.replicas.map((replica) => replica.id));
+    const gone = [...before.keys()].filter((id) => !staying.has(id));
+    const { parts, changed: nodes, version } = fleet.preview(decision.ranks);
+    const news = changed.length > 0 || gone.length > 0 || decision.events.length > 0;
+    if (news || nodes.length > 0) await store.commit({ version, changed, gone, events: decision.events }, now_ms);
+    for (const { level, kind, subject, text } of decision.events) log[level](text, { kind, subject });
+    fleet.replicas = decision.replicas;
+    fleet.refusals = decision.refusals;
+    fleet.publish(parts, nodes, version);
+    decided();
+  }
+}

@@ -1,0 +1,201 @@
+import { mkdir } from "node:fs/promises";
+import { join } from "node:path";
+import * as v from "valibot";
+import type { Happening, Replica } from "../core/world.ts";
+import { EventView, ReplicaState, type KeyView } from "../protocol/admin-api.ts";
+import { ModelSpec } from "../protocol/catalog.ts";
+import { OperatorError } from "../protocol/errors.ts";
+import { ModelName, NodeId, ReplicaId } from "../protocol/ids.ts";
+import { Inventory } from "../protocol/inventory.ts";
+import { KEPT_EVENTS_COUNT } from "../protocol/limits.ts";
+import { PlanVersion, RankLaunch, type Revocation } from "../protocol/plan.ts";
+import { Database, type Run } from "./database.ts";
+import { MIGRATIONS } from "./migrations.ts";
+
+/** The file in the state folder. */
+const FILE = "llmgw.db";
+
+const json = <S extends v.GenericSchema>(schema: S) => v.pipe(v.string(), v.parseJson(), schema);
+
+const StoredReplica = json(
+  v.object({
+    id: ReplicaId,
+    model: ModelName,
+    spec: ModelSpec,
+    created_ms: v.number(),
+    state: ReplicaState,
+    since_ms: v.number(),
+    reason: v.string(),
+    placements: v.array(v.object({ node: NodeId, launch: RankLaunch })),
+    taken_up: v.boolean(),
+    progress: v.nullable(v.object({ done: v.number(), at_ms: v.number() })),
+    ready_since_ms: v.nullable(v.number()),
+    failures: v.number(),
+    next_try_ms: v.nullable(v.number()),
+    avoid: v.nullable(NodeId),
+    last_lines: v.array(v.string()),
+  }),
+);
+
+/** What is kept of a node while it is away. */
+export const StoredNode = v.object({
+  id: NodeId,
+  address: v.string(),
+  agent_version: v.string(),
+  joined_ms: v.number(),
+  last_seen_ms: v.number(),
+  clock_offset_ms: v.number(),
+  certificate_expires_ms: v.number(),
+  inventory: Inventory,
+});
+export type StoredNode = v.InferOutput<typeof StoredNode>;
+
+const KeyRow = v.object({ id: v.string(), name: v.string(), sha256: v.string(), created_ms: v.number(), revoked_ms: v.nullable(v.number()) });
+export type KeyRow = v.InferOutput<typeof KeyRow>;
+
+/** A decision that is to outlive the server. */
+export interface Commit {
+  readonly version: PlanVersion;
+  readonly changed: readonly Replica[];
+  readonly gone: readonly ReplicaId[];
+  readonly events: readonly Happening[];
+}
+
+/** What the server remembers. Every method is one transaction or one statement. */
+export class Store {
+  readonly #database: Database;
+  #last_event = 0;
+
+  private constructor(database: Database) {
+    this.#database = database;
+  }
+
+  /**
+   * Opens the store of a state folder and brings it to this version's form.
+   * @param new_epoch for a store that is new
+   * @throws OperatorError E_FILE (damaged, or of a newer llmgw), E_EXISTS (in use)
+   */
+  static async open(state: string, new_epoch: number): Promise<Store> {
+    await mkdir(state, { recursive: true, mode: 0o700 });
+    const path = join(state, FILE);
+    const database = await Database.open(path);
+    const store = new Store(database);
+    try {
+      await store.#migrate(path);
+      const [last] = await database.run`SELECT MAX(id) AS id FROM events`;
+      store.#last_event = Number(last?.["id"] ?? 0);
+      const [version] = await database.run`SELECT value FROM meta WHERE name = ${"version"}`;
+      if (!version) await store.#setVersion(database.run, { epoch: new_epoch, generation: 0 });
+      return store;
+    } catch (error) {
+      await database.close();
+      throw error;
+    }
+  }
+
+  async #migrate(path: string): Promise<void> {
+    await this.#database.run`CREATE TABLE IF NOT EXISTS schema_version (version BIGINT NOT NULL)`;
+    const [row] = await this.#database.run`SELECT MAX(version) AS version FROM schema_version`;
+    const has = Number(row?.["version"] ?? 0);
+    if (has > MIGRATIONS.length) {
+      const why = `its form is number ${has}, this llmgw knows ${MIGRATIONS.length}`;
+      throw new OperatorError("E_FILE", `${path} is of a newer llmgw`, why, "run the newer version, or put back a copy from before the upgrade");
+    }
+    for (const [index, step] of MIGRATIONS.entries()) {
+      if (index >= has) await this.#database.script(`${step}; INSERT INTO schema_version (version) VALUES (${index + 1})`);
+    }
+  }
+
+  async #setVersion(run: Run, version: PlanVersion): Promise<void> {
+    const value = JSON.stringify(version);
+    await run`INSERT INTO meta (name, value) VALUES (${"version"}, ${value}) ON CONFLICT (name) DO UPDATE SET value = excluded.value`;
+  }
+
+  /** The newest plan version given out. */
+  async version(): Promise<PlanVersion> {
+    const [row] = await this.#database.run`SELECT value FROM meta WHERE name = ${"version"}`;
+    return v.parse(json(PlanVersion), row?.["value"]);
+  }
+
+  async replicas(): Promise<Replica[]> {
+    const rows = await this.#database.run`SELECT document FROM replicas ORDER BY id`;
+    return rows.map((row) => v.parse(StoredReplica, row["document"]));
+  }
+
+  /** Keeps a decision, whole. */
+  commit({ version, changed, gone, events }: Commit, now_ms: number): Promise<void> {
+    return this.#database.transaction(async (run) => {
+      await this.#setVersion(run, version);
+      for (const replica of changed) {
+        const document = JSON.stringify(replica);
+        await run`INSERT INTO replicas (id, document) VALUES (${replica.id}, ${document}) ON CONFLICT (id) DO UPDATE SET document = excluded.document`;
+      }
+      for (const id of gone) await run`DELETE FROM replicas WHERE id = ${id}`;
+      await this.#addEvents(run, events, now_ms);
+    });
+  }
+
+  async #addEvents(run: Run, events: readonly Happening[], now_ms: number): Promise<void> {
+    for (const { level, kind, subject, text } of events) {
+      this.#last_event += 1;
+      await run`INSERT INTO events (id, at_ms, level, kind, subject, text) VALUES (${this.#last_event}, ${now_ms}, ${level}, ${kind}, ${subject}, ${text})`;
+    }
+    if (events.length > 0) await run`DELETE FROM events WHERE id <= ${this.#last_event - KEPT_EVENTS_COUNT}`;
+  }
+
+  addEvent(event: Happening, now_ms: number): Promise<void> {
+    return this.#database.transaction((run) => this.#addEvents(run, [event], now_ms));
+  }
+
+  /** The newest events after one, oldest first. */
+  async events(after: number, limit: number): Promise<EventView[]> {
+    const rows = await this.#database.run`SELECT * FROM events WHERE id > ${after} ORDER BY id DESC LIMIT ${limit}`;
+    return rows.map((row) => v.parse(EventView, row)).reverse();
+  }
+
+  async nodes(): Promise<StoredNode[]> {
+    const rows = await this.#database.run`SELECT document FROM nodes ORDER BY id`;
+    return rows.map((row) => v.parse(json(StoredNode), row["document"]));
+  }
+
+  async saveNode(node: StoredNode): Promise<void> {
+    const document = JSON.stringify(node);
+    await this.#database.run`INSERT INTO nodes (id, document) VALUES (${node.id}, ${document}) ON CONFLICT (id) DO UPDATE SET document = excluded.document`;
+  }
+
+  async keys(): Promise<KeyRow[]> {
+    const rows = await this.#database.run`SELECT id, name, sha256, created_ms, revoked_ms FROM api_keys ORDER BY created_ms, id`;
+    return rows.map((row) => v.parse(KeyRow, row));
+  }
+
+  async addKey({ id, name, created_ms }: KeyView, sha256: string): Promise<void> {
+    await this.#database.run`INSERT INTO api_keys (id, name, sha256, created_ms) VALUES (${id}, ${name}, ${sha256}, ${created_ms})`;
+  }
+
+  async revokeKey(id: string, now_ms: number): Promise<void> {
+    await this.#database.run`UPDATE api_keys SET revoked_ms = ${now_ms} WHERE id = ${id} AND revoked_ms IS NULL`;
+  }
+
+  async revocations(): Promise<Revocation[]> {
+    const rows = await this.#database.run`SELECT name, until_ms FROM revocations ORDER BY name`;
+    return rows.map((row) => ({ name: String(row["name"]), until_ms: Number(row["until_ms"]) }));
+  }
+
+  async revoke({ name, until_ms }: Revocation): Promise<void> {
+    await this.#database.run`INSERT INTO revocations (name, until_ms) VALUES (${name}, ${until_ms}) ON CONFLICT (name) DO UPDATE SET until_ms = excluded.until_ms`;
+  }
+
+  /** The newest serial seen of each `role/name`. */
+  async newestSerials(): Promise<Map<string, string>> {
+    const rows = await this.#database.run`SELECT holder, serial FROM newest_serials`;
+    return new Map(rows.map((row) => [String(row["holder"]), String(row["serial"])]));
+  }
+
+  async saveNewestSerial(holder: string, serial: string): Promise<void> {
+    await this.#database.run`INSERT INTO newest_serials (holder, serial) VALUES (${holder}, ${serial}) ON CONFLICT (holder) DO UPDATE SET serial = excluded.serial`;
+  }
+
+  close(): Promise<void> {
+    return this.#database.close();
+  }
+}

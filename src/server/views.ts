@@ -1,0 +1,143 @@
+import { reasonNow, reasonOfModel } from "../core/planner.ts";
+import type { Replica } from "../core/world.ts";
+import type { KeyView, ModelView, NodeView, ReplicaView, StatusView } from "../protocol/admin-api.ts";
+import type { GatewayStatus } from "../protocol/gateway-api.ts";
+import { PROTOCOL } from "../protocol/protocol.ts";
+import { VERSION } from "../protocol/version.ts";
+import { stateOf, type Fleet } from "./fleet.ts";
+import type { KeyRow } from "./store.ts";
+
+/** The fleet as the admin API shows it. Pure: everything comes in. */
+
+export function nodeViews(fleet: Fleet, now_ms: number): NodeView[] {
+  return [...fleet.nodes.values()]
+    .map((node): NodeView => {
+      const { inventory, id, address, agent_version, last_seen_ms, joined_ms, clock_offset_ms, certificate_expires_ms } = node.kept;
+      const replicas = fleet.replicas.filter((replica) => replica.placements.some((placement) => placement.node === id) && holds(replica));
+      return {
+        id,
+        ...stateOf(node, fleet.started_ms, now_ms),
+        address,
+        agent_version,
+        last_seen_ms: node.session?.last_seen_ms ?? last_seen_ms,
+        joined_ms,
+        clock_offset_ms,
+        certificate_expires_ms,
+        fabrics: [],
+        island: id,
+        replicas: replicas.map((replica) => replica.id),
+        inventory,
+      };
+    })
+    .sort((a, b) => (a.id < b.id ? -1 : 1));
+}
+
+function holds(replica: Replica): boolean {
+  return !["pending", "failed", "gone"].includes(replica.state);
+}
+
+export function modelViews(fleet: Fleet, now_ms: number): ModelView[] {
+  const nodes = new Map(fleet.seen(now_ms).map((node) => [node.id, node]));
+  return fleet.models.map((spec): ModelView => {
+    const group = fleet.replicas.filter((replica) => replica.model === spec.name);
+    const ready = group.filter((replica) => replica.state === "ready").length;
+    return {
+      name: spec.name,
+      engine: spec.engine,
+      source: spec.source ?? null,
+      wanted: spec.replicas,
+      ready,
+      nodes: spec.nodes,
+      gpus: spec.gpus,
+      reason: ready >= spec.replicas ? "" : reasonOfModel(spec, group, nodes),
+    };
+  });
+}
+
+export function replicaViews(fleet: Fleet, in_flight: ReadonlyMap<string, number> | null, now_ms: number): ReplicaView[] {
+  const nodes = new Map(fleet.seen(now_ms).map((node) => [node.id, node]));
+  const pid = (node: string, attempt: string) => nodes.get(node)?.ranks?.find((rank) => rank.attempt === attempt)?.engine_pid ?? null;
+  return fleet.replicas.map((replica): ReplicaView => {
+    const first = replica.placements[0]?.launch.attempt ?? "";
+    const ranks = replica.placements.map(({ node, launch }) => ({
+      rank: launch.rank,
+      node,
+      attempt: launch.attempt,
+      address: `${launch.door.address}:${launch.door.port}`,
+      engine_pid: holds(replica) ? pid(node, launch.attempt) : null,
+    }));
+    return {
+      id: replica.id,
+      model: replica.model,
+      engine: replica.spec.engine,
+      state: replica.state,
+      since_ms: replica.since_ms,
+      reason: reasonNow(replica, nodes),
+      failures: replica.failures,
+      next_try_ms: replica.next_try_ms,
+      ranks,
+      refusals: [...(fleet.refusals.get(replica.id) ?? [])],
+      in_flight: in_flight?.get(first) ?? 0,
+      last_lines: [...replica.last_lines],
+    };
+  });
+}
+
+export function keyView({ id, name, created_ms, revoked_ms }: KeyRow): KeyView {
+  return { id, name, created_ms, revoked_ms };
+}
+
+export interface GatewaySeen {
+  readonly status: GatewayStatus | null;
+  readonly trouble: string;
+  readonly address: string;
+}
+
+export function statusView(fleet: Fleet, gateway: GatewaySeen, config_fault: string | null, now_ms: number): StatusView {
+  const nodes = nodeViews(fleet, now_ms);
+  const count = (state: string) => nodes.filter((node) => node.state === state).length;
+  const replicas = (state: string) => fleet.replicas.filter((replica) => replica.state === state).length;
+  return {
+    server_version: VERSION,
+    protocol: PROTOCOL,
+    started_ms: fleet.started_ms,
+    now_ms,
+    plan: fleet.version,
+    nodes: { ready: count("ready"), suspect: count("suspect"), lost: count("lost") },
+    replicas: {
+      wanted: fleet.models.reduce((sum, spec) => sum + spec.replicas, 0),
+      ready: replicas("ready"),
+      failed: replicas("failed"),
+      pending: replicas("pending"),
+    },
+    gateway: {
+      state: gateway.status ? "serving" : "unreachable",
+      detail: gateway.trouble,
+      address: gateway.address,
+      in_flight: gateway.status?.in_flight ?? 0,
+    },
+    warnings: warningsOf(fleet, gateway, nodes, config_fault, now_ms),
+  };
+}
+
+/** Clocks further apart than this are worth a look, in ms. */
+const CLOCK_OFFSET_MS = 5_000;
+
+function warningsOf(fleet: Fleet, gateway: GatewaySeen, nodes: readonly NodeView[], config_fault: string | null, now_ms: number): StatusView["warnings"] {
+  const warnings: StatusView["warnings"] = [];
+  const add = (code: string, subject: string, text: string, remedy: string) => warnings.push({ code, subject, text, remedy });
+  if (!gateway.status) add("gateway-unreachable", "gateway", `the gateway does not answer: ${gateway.trouble}`, "see the server's log, or journalctl -u llmgw-gateway");
+  for (const node of nodes) {
+    if (node.state === "lost" || node.state === "suspect") add(`node-${node.state}`, `node/${node.id}`, node.state_reason, "check the machine and journalctl -u llmgw-agent there");
+  }
+  for (const model of modelViews(fleet, now_ms)) {
+    if (model.ready < model.wanted) add("model-short", `model/${model.name}`, `${model.ready} of ${model.wanted} replicas are ready: ${model.reason}`, "llmgw ctl replicas");
+  }
+  if (config_fault !== null) add("config-invalid", "server", `kept the old configuration: ${config_fault}`, "llmgw config check, then llmgw ctl reload");
+  for (const node of nodes) {
+    if (Math.abs(node.clock_offset_ms) > CLOCK_OFFSET_MS) add("clock-offset", `node/${node.id}`, `its clock is ${Math.round(node.clock_offset_ms / 1_000)} s off`, "set up time synchronisation on it");
+    for (const { code, text } of node.inventory.warnings) add(code, `node/${node.id}`, text, "llmgw doctor on the node says more");
+    for (const engine of node.inventory.engines) if (!engine.offered) add("engine-refused", `node/${node.id}`, `${engine.kind} at ${engine.path}: ${engine.reason}`, "correct the path or the engine");
+  }
+  return warnings;
+}
