@@ -20,7 +20,8 @@ export function adopt(world: World, now_ms: number): { replicas: Replica[]; even
   const found = new Map<ReplicaId, Found[]>();
   for (const node of world.nodes) {
     for (const status of node.ranks ?? []) {
-      if (status.phase === "exited" || status.phase === "stopping" || known.has(status.replica) || !models.has(status.launch.model)) continue;
+      if (status.phase === "exited" || status.phase === "stopping" || known.has(status.replica) || !models.has(status.launch.model))
+        continue;
       const ranks = found.get(status.replica) ?? [];
       ranks.push({ node: node.id, status });
       found.set(status.replica, ranks);

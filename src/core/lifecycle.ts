@@ -85,7 +85,9 @@ function stepDraining(replica: Replica, seen: Observation, policy: Policy, now_m
   const for_ms = now_ms - replica.since_ms;
   const idle = for_ms >= policy.drain_settle_ms && seen.in_flight === 0;
   if (!idle && for_ms < policy.drain_requests_ms) return still(replica);
-  const text = idle ? replica.reason : `${replica.reason}; ${seen.in_flight ?? "unknown"} requests in flight were given ${seconds(for_ms)} to end`;
+  const text = idle
+    ? replica.reason
+    : `${replica.reason}; ${seen.in_flight ?? "unknown"} requests in flight were given ${seconds(for_ms)} to end`;
   return { replica: enter(replica, "stopping", text, now_ms), events: [event("info", "replica-stopping", replica, text)] };
 }
 
@@ -117,7 +119,10 @@ function ready(replica: Replica, policy: Policy, now_ms: number): Step {
   if (replica.state !== "ready") {
     const next = { ...enter(replica, "ready", "", now_ms), next_try_ms: null, avoid: null };
     const where = replica.placements.map(({ node }) => node).join(", ");
-    return { replica: next, events: [event("info", "replica-ready", replica, `ready on ${where} after ${seconds(now_ms - replica.since_ms)}`)] };
+    return {
+      replica: next,
+      events: [event("info", "replica-ready", replica, `ready on ${where} after ${seconds(now_ms - replica.since_ms)}`)],
+    };
   }
   const long = replica.ready_since_ms !== null && now_ms - replica.ready_since_ms >= policy.backoff_forget_ms;
   return still(long && replica.failures > 0 ? { ...replica, failures: 0, last_lines: [] } : replica);
@@ -127,7 +132,8 @@ function ready(replica: Replica, policy: Policy, now_ms: number): Step {
 function loading(replica: Replica, known: readonly RankStatus[], policy: Policy, now_ms: number): Step {
   const state = known.some((status) => status.phase === "fetching") ? "fetching" : "starting";
   if (replica.state !== state) {
-    const reason = replica.state === "ready" ? "its engine answers no longer" : state === "fetching" ? "fetching weights" : "the engine is loading";
+    const reason =
+      replica.state === "ready" ? "its engine answers no longer" : state === "fetching" ? "fetching weights" : "the engine is loading";
     const lost = replica.state === "ready";
     const next = enter(replica, state, reason, now_ms);
     return { replica: next, events: lost ? [event("warn", "replica-not-ready", replica, reason)] : [] };

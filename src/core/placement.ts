@@ -25,7 +25,8 @@ const FILTERS: readonly Filter[] = [
   },
   {
     name: "cordon",
-    judge: ({ node }) => (node.cordon === null ? null : { needed: "a node that takes new replicas", available: `cordoned: ${node.cordon}` }),
+    judge: ({ node }) =>
+      node.cordon === null ? null : { needed: "a node that takes new replicas", available: `cordoned: ${node.cordon}` },
   },
   { name: "engine", judge: ({ node }, spec) => judgeEngine(node, spec) },
   { name: "gpus", judge: judgeGpus },
@@ -34,7 +35,9 @@ const FILTERS: readonly Filter[] = [
   {
     name: "ports",
     judge: ({ node }, _spec, rooms) =>
-      freePort(rooms, node.address, FIRST_LEASED_PORT - 1) === null ? { needed: "1 port", available: `none free on ${node.address}` } : null,
+      freePort(rooms, node.address, FIRST_LEASED_PORT - 1) === null
+        ? { needed: "1 port", available: `none free on ${node.address}` }
+        : null,
   },
 ];
 
@@ -42,14 +45,21 @@ function judgeEngine(node: NodeSeen, spec: ModelSpec): Verdict {
   const offers = node.inventory.engines.filter((engine) => engine.kind === spec.engine);
   if (offers.some((engine) => engine.offered)) return null;
   const [refused] = offers;
-  return { needed: `engine ${spec.engine}`, available: refused ? `${refused.version || refused.path}: ${refused.reason}` : "not on this node" };
+  return {
+    needed: `engine ${spec.engine}`,
+    available: refused ? `${refused.version || refused.path}: ${refused.reason}` : "not on this node",
+  };
 }
 
 function judgeGpus(room: Room, spec: ModelSpec): Verdict {
   if (room.free_gpus.length >= spec.gpus) return null;
   const used = [...room.foreign_gpus].filter(([uuid]) => !room.held_gpus.has(uuid)).map(([, words]) => words);
   const total = room.node.inventory.gpus.length;
-  const parts = [`${room.free_gpus.length} free of ${total}`, ...(room.held_gpus.size ? [`${room.held_gpus.size} held by replicas`] : []), ...used];
+  const parts = [
+    `${room.free_gpus.length} free of ${total}`,
+    ...(room.held_gpus.size ? [`${room.held_gpus.size} held by replicas`] : []),
+    ...used,
+  ];
   return { needed: `${spec.gpus} GPUs`, available: parts.join(", ") };
 }
 

@@ -12,7 +12,11 @@ const attempts = (ranks: readonly RankLaunch[]): string => ranks.map((rank) => r
  * that changed, or is new, gets `next`.
  * @param next a version newer than any given out before
  */
-export function nextParts(before: PlanParts, ranks: ReadonlyMap<NodeId, readonly RankLaunch[]>, next: PlanVersion): { parts: PlanParts; changed: NodeId[] } {
+export function nextParts(
+  before: PlanParts,
+  ranks: ReadonlyMap<NodeId, readonly RankLaunch[]>,
+  next: PlanVersion,
+): { parts: PlanParts; changed: NodeId[] } {
   const parts = new Map<NodeId, NodePlan>();
   const changed: NodeId[] = [];
   for (const [node, launches] of ranks) {

@@ -73,7 +73,12 @@ function fit(
     for (let i = 0; i < change.create; i++) made.push(newReplica(spec, taken, now_ms, ids));
   }
   for (const replica of made) {
-    events.push({ level: "info", kind: "replica-created", subject: `replica/${replica.id}`, text: `model ${replica.model} wants one more` });
+    events.push({
+      level: "info",
+      kind: "replica-created",
+      subject: `replica/${replica.id}`,
+      text: `model ${replica.model} wants one more`,
+    });
   }
   const kept = replicas.map((replica) => {
     const reason = released.get(replica.id);
@@ -89,9 +94,14 @@ function fit(
  * How one model's replicas change. An outdated one (the catalog changed) stays until a new one is ready in its
  * place; the new ones are made with at most one replica more than wanted, so models roll replica by replica.
  */
-function fitModel(spec: ModelSpec, group: readonly Replica[], nodes: ReadonlyMap<NodeId, NodeSeen>): { create: number; release: [ReplicaId, string][] } {
+function fitModel(
+  spec: ModelSpec,
+  group: readonly Replica[],
+  nodes: ReadonlyMap<NodeId, NodeSeen>,
+): { create: number; release: [ReplicaId, string][] } {
   const key = specKey(spec);
-  const isServing = (replica: Replica) => replica.state === "ready" && replica.placements.every(({ node }) => nodes.get(node)?.state !== "lost");
+  const isServing = (replica: Replica) =>
+    replica.state === "ready" && replica.placements.every(({ node }) => nodes.get(node)?.state !== "lost");
   const fresh = group.filter((replica) => specKey(replica.spec) === key);
   const old = group.filter((replica) => specKey(replica.spec) !== key);
   const release: [ReplicaId, string][] = [];
@@ -99,7 +109,10 @@ function fitModel(spec: ModelSpec, group: readonly Replica[], nodes: ReadonlyMap
   for (const replica of excess) release.push([replica.id, `the catalog wants ${spec.replicas} of ${spec.name}`]);
   const ready = fresh.filter((replica) => isServing(replica) && !excess.includes(replica)).length;
   const keep = Math.max(0, spec.replicas - ready);
-  const kept_old = worstFirst(old, isServing).reverse().slice(0, keep).filter((replica) => replica.state === "ready");
+  const kept_old = worstFirst(old, isServing)
+    .reverse()
+    .slice(0, keep)
+    .filter((replica) => replica.state === "ready");
   for (const replica of old) if (!kept_old.includes(replica)) release.push([replica.id, `the catalog entry of ${spec.name} changed`]);
   const surge = kept_old.length > 0 ? 1 : 0;
   const create = Math.min(spec.replicas - fresh.length, spec.replicas + surge - fresh.length - kept_old.length);
@@ -218,7 +231,10 @@ function detailOf(node: NodeSeen | undefined, launch: RankLaunch): string {
 
 /** Why a model has fewer ready replicas than wanted; empty when it has them all. */
 export function reasonOfModel(spec: ModelSpec, group: readonly Replica[], nodes: ReadonlyMap<NodeId, NodeSeen>): string {
-  const waiting = group.find((replica) => replica.state === "failed") ?? group.find((replica) => replica.state === "pending") ?? group.find((replica) => replica.state !== "ready");
+  const waiting =
+    group.find((replica) => replica.state === "failed") ??
+    group.find((replica) => replica.state === "pending") ??
+    group.find((replica) => replica.state !== "ready");
   return waiting ? `${waiting.id} is ${waiting.state}: ${reasonNow(waiting, nodes)}` : `${spec.replicas} wanted`;
 }
 

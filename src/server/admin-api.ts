@@ -45,7 +45,8 @@ const ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz
 function randomText(count: number, alphabet = ALPHABET): string {
   let text = "";
   const bound = 256 - (256 % alphabet.length);
-  while (text.length < count) for (const byte of randomBytes(count)) if (byte < bound && text.length < count) text += alphabet[byte % alphabet.length];
+  while (text.length < count)
+    for (const byte of randomBytes(count)) if (byte < bound && text.length < count) text += alphabet[byte % alphabet.length];
   return text;
 }
 
@@ -76,9 +77,20 @@ export class AdminApi {
   async handle(request: IncomingMessage, response: ServerResponse, peer: Peer): Promise<void> {
     const url = new URL(request.url ?? "/", "https://server");
     const found = findRoute(this.#routes, request.method ?? "", url.pathname);
-    if (!found) throw new OperatorError("E_NOT_FOUND", `no ${request.method} ${url.pathname}`, "the admin API has no such call", "update the older side");
+    if (!found)
+      throw new OperatorError(
+        "E_NOT_FOUND",
+        `no ${request.method} ${url.pathname}`,
+        "the admin API has no such call",
+        "update the older side",
+      );
     if (peer.role !== "admin" && request.method !== "GET") {
-      throw new OperatorError("E_NOT_ALLOWED", `${peer.name} may not do this`, "its certificate is a viewer's, which may only look", "use an admin's certificate: llmgw ca issue-admin");
+      throw new OperatorError(
+        "E_NOT_ALLOWED",
+        `${peer.name} may not do this`,
+        "its certificate is a viewer's, which may only look",
+        "use an admin's certificate: llmgw ca issue-admin",
+      );
     }
     await found.route.run({ request, response, query: url.searchParams, peer }, found.params);
   }
@@ -125,7 +137,12 @@ export class AdminApi {
   async #revoke({ request, response, peer }: Call): Promise<void> {
     const { name } = await readJson(request, RevokeName, "the name to revoke");
     await this.#parts.revoke(name);
-    await this.#parts.say({ level: "warn", kind: "certificate-revoked", subject: `node/${name}`, text: `every certificate of ${name} issued until now, by ${peer.name}` });
+    await this.#parts.say({
+      level: "warn",
+      kind: "certificate-revoked",
+      subject: `node/${name}`,
+      text: `every certificate of ${name} issued until now, by ${peer.name}`,
+    });
     sendJson(response, {});
   }
 
@@ -136,7 +153,13 @@ export class AdminApi {
     const rank = Number(query.get("rank") ?? 0);
     const placement = replica?.placements[rank];
     if (!replica) throw new OperatorError("E_NOT_FOUND", `there is no replica ${id}`, "no replica has that name", "llmgw ctl replicas");
-    if (!placement) throw new OperatorError("E_NOT_FOUND", `replica ${id} has no log of rank ${rank}`, `it is ${replica.state}: ${replica.reason}`, "llmgw ctl replicas");
+    if (!placement)
+      throw new OperatorError(
+        "E_NOT_FOUND",
+        `replica ${id} has no log of rank ${rank}`,
+        `it is ${replica.state}: ${replica.reason}`,
+        "llmgw ctl replicas",
+      );
     const lines = Math.min(Math.floor(Number(query.get("lines") ?? 100)) || 0, LOG_TAIL_LINES_COUNT);
     if (await this.#fromDoor(response, placement, lines, query.get("follow") === "1")) return;
     const request = { kind: "log" as const, id: randomUUID(), deadline_ms: now(), attempt: placement.launch.attempt, lines };
@@ -144,7 +167,12 @@ export class AdminApi {
     response.writeHead(200, { "content-type": "text/plain; charset=utf-8" }).end(text);
   }
 
-  async #fromDoor(response: ServerResponse, { node, launch }: Replica["placements"][number], lines: number, follow: boolean): Promise<boolean> {
+  async #fromDoor(
+    response: ServerResponse,
+    { node, launch }: Replica["placements"][number],
+    lines: number,
+    follow: boolean,
+  ): Promise<boolean> {
     const { dialer, log } = this.#parts;
     const { address, port } = launch.door;
     const host = address.includes(":") ? `[${address}]` : address;
@@ -157,7 +185,9 @@ export class AdminApi {
       if (!answer.ok || !answer.body) return false;
       response.writeHead(200, { "content-type": "text/plain; charset=utf-8" });
       response.flushHeaders();
-      Readable.fromWeb(answer.body as never).on("error", () => response.destroy()).pipe(response);
+      Readable.fromWeb(answer.body as never)
+        .on("error", () => response.destroy())
+        .pipe(response);
       return true;
     } catch (error) {
       log.debug("a door does not show its log; asking the agent", { node, why: messageOf(error) });

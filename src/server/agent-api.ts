@@ -48,7 +48,13 @@ export class AgentApi {
 
   async handle(request: IncomingMessage, response: ServerResponse, peer: Peer): Promise<void> {
     const found = findRoute(this.#routes, request.method ?? "", (request.url ?? "").split("?")[0] ?? "");
-    if (!found) throw new OperatorError("E_NOT_FOUND", `no ${request.method} ${request.url}`, "the agent API has no such call", "update the older side");
+    if (!found)
+      throw new OperatorError(
+        "E_NOT_FOUND",
+        `no ${request.method} ${request.url}`,
+        "the agent API has no such call",
+        "update the older side",
+      );
     const node = this.#claim(request.headers[CLAIMED_NODE_HEADER], peer);
     await found.route.run({ request, response, peer, node }, found.params);
   }
@@ -57,9 +63,18 @@ export class AgentApi {
   #claim(claimed: unknown, peer: Peer): NodeId {
     if (claimed === peer.name) return peer.name;
     const shown = typeof claimed === "string" ? claimed : "none";
-    this.#parts.log.warn("refused a node that is not who it claims to be", { certificate: peer.name, claimed: shown, address: peer.address });
+    this.#parts.log.warn("refused a node that is not who it claims to be", {
+      certificate: peer.name,
+      claimed: shown,
+      address: peer.address,
+    });
     const why = `the certificate is that of ${peer.name}, the claim is ${shown}`;
-    throw new OperatorError("E_IDENTITY", `this is not node ${shown}`, why, `run the agent as ${peer.name}, or issue a certificate for ${shown}`);
+    throw new OperatorError(
+      "E_IDENTITY",
+      `this is not node ${shown}`,
+      why,
+      `run the agent as ${peer.name}, or issue a certificate for ${shown}`,
+    );
   }
 
   async #join({ request, response, peer, node }: Call): Promise<void> {
@@ -75,7 +90,12 @@ export class AgentApi {
     try {
       decideJoin(node, before?.session ?? null, { key: join.session_key, address: peer.address }, now_ms);
     } catch (error) {
-      log.warn("refused a second machine with a node's certificate", { node, address: peer.address, first: before?.session?.address, serial: peer.serial });
+      log.warn("refused a second machine with a node's certificate", {
+        node,
+        address: peer.address,
+        first: before?.session?.address,
+        serial: peer.serial,
+      });
       throw error;
     }
     const kept: StoredNode = {
@@ -91,8 +111,18 @@ export class AgentApi {
     const session = { id: randomUUID(), key: join.session_key, serial: peer.serial, address: peer.address, seq: 0, last_seen_ms: now_ms };
     await store.saveNode(kept);
     fleet.nodes.set(node, { kept, session, ranks: join.ranks });
-    if (fleet.raiseEpoch(join.seen)) log.warn("a node has seen a later plan than this store: giving out everything under a new epoch", { node, epoch: fleet.version.epoch });
-    log.info("node joined", { node, address: peer.address, agent_version: join.version, ranks: join.ranks.length, clock_offset_ms: kept.clock_offset_ms });
+    if (fleet.raiseEpoch(join.seen))
+      log.warn("a node has seen a later plan than this store: giving out everything under a new epoch", {
+        node,
+        epoch: fleet.version.epoch,
+      });
+    log.info("node joined", {
+      node,
+      address: peer.address,
+      agent_version: join.version,
+      ranks: join.ranks.length,
+      clock_offset_ms: kept.clock_offset_ms,
+    });
     const text = before ? "its agent is back" : `joined from ${peer.address}`;
     await this.#parts.say({ level: "info", kind: "node-joined", subject: `node/${node}`, text });
     observed();
@@ -103,7 +133,12 @@ export class AgentApi {
   #inSession(node: NodeId, session: string): FleetNode & { session: NonNullable<FleetNode["session"]> } {
     const entry = this.#parts.fleet.nodes.get(node);
     if (entry?.session?.id === session) return entry as FleetNode & { session: NonNullable<FleetNode["session"]> };
-    throw new OperatorError("E_STALE_SESSION", `node ${node} has to join again`, "this server does not know the session, or a newer one took its place", "the agent joins again by itself");
+    throw new OperatorError(
+      "E_STALE_SESSION",
+      `node ${node} has to join again`,
+      "this server does not know the session, or a newer one took its place",
+      "the agent joins again by itself",
+    );
   }
 
   async #poll({ request, response, node }: Call): Promise<void> {

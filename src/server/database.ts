@@ -31,8 +31,20 @@ export class Database {
       return new Database(sql);
     } catch (error) {
       const why = messageOf(error);
-      if (/locked|busy/i.test(why)) throw new OperatorError("E_EXISTS", `cannot open ${path}`, "another server uses it", "stop that server, or set another `state` folder");
-      throw new OperatorError("E_FILE", `cannot open ${path}`, why, "check the file; a copy can be put in its place while the server is stopped", { cause: error });
+      if (/locked|busy/i.test(why))
+        throw new OperatorError(
+          "E_EXISTS",
+          `cannot open ${path}`,
+          "another server uses it",
+          "stop that server, or set another `state` folder",
+        );
+      throw new OperatorError(
+        "E_FILE",
+        `cannot open ${path}`,
+        why,
+        "check the file; a copy can be put in its place while the server is stopped",
+        { cause: error },
+      );
     }
   }
 

@@ -114,7 +114,13 @@ export class Fleet {
     this.wake(node);
     const result = await Promise.race([answered, Bun.sleep(NODE_REQUEST_MS).then(() => null)]);
     this.#answers.delete(request.id);
-    if (result === null) throw new OperatorError("E_TIMEOUT", `node ${node} did not answer`, `no answer within ${NODE_REQUEST_MS / 1_000} s`, "see llmgw ctl nodes");
+    if (result === null)
+      throw new OperatorError(
+        "E_TIMEOUT",
+        `node ${node} did not answer`,
+        `no answer within ${NODE_REQUEST_MS / 1_000} s`,
+        "see llmgw ctl nodes",
+      );
     if ("error" in result) throw new OperatorError("E_NOT_FOUND", `node ${node} cannot say`, result.error, "see llmgw ctl events");
     return result.lines;
   }

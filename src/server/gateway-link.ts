@@ -4,7 +4,13 @@ import { fetchUnix } from "../os/unix-http.ts";
 import type { Log } from "../os/log.ts";
 import { messageOf, parseAs } from "../protocol/errors.ts";
 import { GatewayStatus, type Snapshot } from "../protocol/gateway-api.ts";
-import { BACKOFF_MAX_MS, GATEWAY_ANSWER_MS, GATEWAY_RESTART_MS, GATEWAY_STATUS_INTERVAL_MS, UPSTREAM_REQUESTS_COUNT } from "../protocol/limits.ts";
+import {
+  BACKOFF_MAX_MS,
+  GATEWAY_ANSWER_MS,
+  GATEWAY_RESTART_MS,
+  GATEWAY_STATUS_INTERVAL_MS,
+  UPSTREAM_REQUESTS_COUNT,
+} from "../protocol/limits.ts";
 import type { PlanVersion } from "../protocol/plan.ts";
 
 export interface GatewayLinkOptions {

@@ -5,7 +5,8 @@ import { MESSAGE_BODY_BYTES } from "../protocol/limits.ts";
 
 /** Reads a JSON body, checked. @throws OperatorError E_BAD_REQUEST */
 export async function readJson<S extends v.GenericSchema>(request: IncomingMessage, schema: S, subject: string): Promise<v.InferOutput<S>> {
-  const bad = (why: string) => new OperatorError("E_BAD_REQUEST", `${subject} is not valid`, why, "check that both sides run the same llmgw version");
+  const bad = (why: string) =>
+    new OperatorError("E_BAD_REQUEST", `${subject} is not valid`, why, "check that both sides run the same llmgw version");
   const chunks: Buffer[] = [];
   let size = 0;
   for await (const chunk of request as AsyncIterable<Buffer>) {
@@ -30,7 +31,9 @@ export function sendJson(response: ServerResponse, document: unknown, status = 2
 /** Sends what was thrown as a WireError; what is no OperatorError is a fault of ours. */
 export function sendError(response: ServerResponse, error: unknown): void {
   const known =
-    error instanceof OperatorError ? error : new OperatorError("E_INTERNAL", "the request failed", messageOf(error), "see the server's log and report it");
+    error instanceof OperatorError
+      ? error
+      : new OperatorError("E_INTERNAL", "the request failed", messageOf(error), "see the server's log and report it");
   if (response.headersSent) response.destroy();
   else sendJson(response, known.toWire(), known.status);
 }
@@ -52,7 +55,11 @@ export interface Route<C> {
 }
 
 /** The route of a request, with the parts of its path. */
-export function findRoute<C>(routes: readonly Route<C>[], method: string, pathname: string): { route: Route<C>; params: Record<string, string> } | null {
+export function findRoute<C>(
+  routes: readonly Route<C>[],
+  method: string,
+  pathname: string,
+): { route: Route<C>; params: Record<string, string> } | null {
   const parts = pathname.split("/");
   for (const route of routes) {
     const wanted = route.path.split("/");

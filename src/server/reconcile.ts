@@ -51,7 +51,10 @@ export class Reconciler {
       try {
         await this.turn();
       } catch (error) {
-        this.#parts.log.error("a decision failed; the fleet stays as it is", { why: messageOf(error), stack: error instanceof Error ? (error.stack ?? "") : "" });
+        this.#parts.log.error("a decision failed; the fleet stays as it is", {
+          why: messageOf(error),
+          stack: error instanceof Error ? (error.stack ?? "") : "",
+        });
       }
       if (!this.#due) await this.#pause(signal);
     }
@@ -76,7 +79,13 @@ export class Reconciler {
     const { fleet, store, log, now, in_flight, decided } = this.#parts;
     const now_ms = now();
     const before = new Map(fleet.replicas.map((replica) => [replica.id, replica]));
-    const world = { models: fleet.models, nodes: fleet.seen(now_ms), replicas: fleet.replicas, in_flight: in_flight(), policy: DEFAULT_POLICY };
+    const world = {
+      models: fleet.models,
+      nodes: fleet.seen(now_ms),
+      replicas: fleet.replicas,
+      in_flight: in_flight(),
+      policy: DEFAULT_POLICY,
+    };
     const decision = plan(world, now_ms, IDS);
     const changed = decision.replicas.filter((replica) => before.get(replica.id) !== replica);
     const staying = new Set(decision.replicas.map((replica) => replica.id));

@@ -40,7 +40,12 @@ export async function runServer(options: ServerOptions): Promise<void> {
   const identity = await loadIdentity(options.config.tls);
   if (identity.role !== "server") {
     const why = `it is the certificate of ${identity.role} ${identity.name}`;
-    throw new OperatorError("E_IDENTITY", `${options.config.tls.cert} is not a server's certificate`, why, "issue one with llmgw ca issue-server");
+    throw new OperatorError(
+      "E_IDENTITY",
+      `${options.config.tls.cert} is not a server's certificate`,
+      why,
+      "issue one with llmgw ca issue-server",
+    );
   }
   const catalog = await readCatalog(options.config.catalog);
   const store = await Store.open(options.config.state, Math.floor(Date.now() / 1_000));
@@ -56,7 +61,8 @@ export async function runServer(options: ServerOptions): Promise<void> {
 async function readCatalog(path: string): Promise<Catalog> {
   const catalog = await loadCatalog(path);
   const [fault, ...more] = catalogFaults(catalog.models);
-  if (fault !== undefined) throw new OperatorError("E_CONFIG", `${path} cannot be served`, [fault, ...more].join("; "), `llmgw config check ${path}`);
+  if (fault !== undefined)
+    throw new OperatorError("E_CONFIG", `${path} cannot be served`, [fault, ...more].join("; "), `llmgw config check ${path}`);
   return catalog;
 }
 
@@ -127,7 +133,12 @@ class Server {
     });
     const reload = () => void this.#reload().catch(() => {});
     process.on("SIGHUP", reload);
-    this.#log.info("server started", { control: config.listen.control, gateway: config.listen.gateway, models: this.#fleet.models.length, epoch: this.#fleet.version.epoch });
+    this.#log.info("server started", {
+      control: config.listen.control,
+      gateway: config.listen.gateway,
+      models: this.#fleet.models.length,
+      epoch: this.#fleet.version.epoch,
+    });
     await Promise.all([this.#reconciler.run(signal), this.#gateway.run(signal)]);
     process.off("SIGHUP", reload);
     this.#log.info("server is ending; gateway and engines go on");
@@ -137,7 +148,12 @@ class Server {
 
   /** What the store knows comes back: nothing has to be told again. */
   async #remember(): Promise<void> {
-    const [replicas, nodes, revocations, serials] = await Promise.all([this.#store.replicas(), this.#store.nodes(), this.#store.revocations(), this.#store.newestSerials()]);
+    const [replicas, nodes, revocations, serials] = await Promise.all([
+      this.#store.replicas(),
+      this.#store.nodes(),
+      this.#store.revocations(),
+      this.#store.newestSerials(),
+    ]);
     this.#fleet.replicas = replicas;
     for (const kept of nodes) this.#fleet.nodes.set(kept.id, { kept, session: null, ranks: null });
     this.#fleet.revocations = revocations;
@@ -155,13 +171,24 @@ class Server {
       await this.#noteSerial(peer);
       const isAgent = request.url?.startsWith("/agent/") ?? false;
       if (isAgent !== (peer.role === "node")) {
-        this.#log.warn("refused a request that the role may not make", { certificate: peer.name, role: peer.role, path: request.url?.split("?")[0], address: peer.address });
+        this.#log.warn("refused a request that the role may not make", {
+          certificate: peer.name,
+          role: peer.role,
+          path: request.url?.split("?")[0],
+          address: peer.address,
+        });
         const why = `its certificate is that of a ${peer.role}`;
-        throw new OperatorError("E_NOT_ALLOWED", `${peer.name} may not use this API`, why, "agents use node certificates, people use admin or viewer certificates");
+        throw new OperatorError(
+          "E_NOT_ALLOWED",
+          `${peer.name} may not use this API`,
+          why,
+          "agents use node certificates, people use admin or viewer certificates",
+        );
       }
       await (isAgent ? this.#agents : this.#admins).handle(request, response, peer);
     } catch (error) {
-      if (!(error instanceof OperatorError)) this.#log.error("a request failed", { path: request.url?.split("?")[0], why: messageOf(error) });
+      if (!(error instanceof OperatorError))
+        this.#log.error("a request failed", { path: request.url?.split("?")[0], why: messageOf(error) });
       sendError(response, error);
     }
   }

@@ -18,10 +18,20 @@ export interface Session {
  * started again. Another machine with the same certificate only once the first has been silent for a while.
  * @throws OperatorError E_DUPLICATE_NODE with both addresses
  */
-export function decideJoin(node: string, before: Session | null, newcomer: { readonly key: SessionKey; readonly address: string }, now_ms: number): void {
+export function decideJoin(
+  node: string,
+  before: Session | null,
+  newcomer: { readonly key: SessionKey; readonly address: string },
+  now_ms: number,
+): void {
   if (!before || before.key.machine_id === newcomer.key.machine_id) return;
   const silent_ms = now_ms - before.last_seen_ms;
   if (silent_ms >= DUPLICATE_NODE_WINDOW_MS) return;
   const why = `a machine at ${before.address} reported ${Math.round(silent_ms / 1_000)} s ago, this one is at ${newcomer.address}`;
-  throw new OperatorError("E_DUPLICATE_NODE", `node ${node} is connected from another machine`, why, "give each machine its own name and certificate, or stop the other agent");
+  throw new OperatorError(
+    "E_DUPLICATE_NODE",
+    `node ${node} is connected from another machine`,
+    why,
+    "give each machine its own name and certificate, or stop the other agent",
+  );
 }

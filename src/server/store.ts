@@ -50,7 +50,13 @@ export const StoredNode = v.object({
 });
 export type StoredNode = v.InferOutput<typeof StoredNode>;
 
-const KeyRow = v.object({ id: v.string(), name: v.string(), sha256: v.string(), created_ms: v.number(), revoked_ms: v.nullable(v.number()) });
+const KeyRow = v.object({
+  id: v.string(),
+  name: v.string(),
+  sha256: v.string(),
+  created_ms: v.number(),
+  revoked_ms: v.nullable(v.number()),
+});
 export type KeyRow = v.InferOutput<typeof KeyRow>;
 
 /** A decision that is to outlive the server. */
@@ -99,7 +105,12 @@ export class Store {
     const has = Number(row?.["version"] ?? 0);
     if (has > MIGRATIONS.length) {
       const why = `its form is number ${has}, this llmgw knows ${MIGRATIONS.length}`;
-      throw new OperatorError("E_FILE", `${path} is of a newer llmgw`, why, "run the newer version, or put back a copy from before the upgrade");
+      throw new OperatorError(
+        "E_FILE",
+        `${path} is of a newer llmgw`,
+        why,
+        "run the newer version, or put back a copy from before the upgrade",
+      );
     }
     for (const [index, step] of MIGRATIONS.entries()) {
       if (index >= has) await this.#database.script(`${step}; INSERT INTO schema_version (version) VALUES (${index + 1})`);
@@ -160,7 +171,8 @@ export class Store {
 
   async saveNode(node: StoredNode): Promise<void> {
     const document = JSON.stringify(node);
-    await this.#database.run`INSERT INTO nodes (id, document) VALUES (${node.id}, ${document}) ON CONFLICT (id) DO UPDATE SET document = excluded.document`;
+    await this.#database
+      .run`INSERT INTO nodes (id, document) VALUES (${node.id}, ${document}) ON CONFLICT (id) DO UPDATE SET document = excluded.document`;
   }
 
   async keys(): Promise<KeyRow[]> {
@@ -182,7 +194,8 @@ export class Store {
   }
 
   async revoke({ name, until_ms }: Revocation): Promise<void> {
-    await this.#database.run`INSERT INTO revocations (name, until_ms) VALUES (${name}, ${until_ms}) ON CONFLICT (name) DO UPDATE SET until_ms = excluded.until_ms`;
+    await this.#database
+      .run`INSERT INTO revocations (name, until_ms) VALUES (${name}, ${until_ms}) ON CONFLICT (name) DO UPDATE SET until_ms = excluded.until_ms`;
   }
 
   /** The newest serial seen of each `role/name`. */
@@ -192,7 +205,8 @@ export class Store {
   }
 
   async saveNewestSerial(holder: string, serial: string): Promise<void> {
-    await this.#database.run`INSERT INTO newest_serials (holder, serial) VALUES (${holder}, ${serial}) ON CONFLICT (holder) DO UPDATE SET serial = excluded.serial`;
+    await this.#database
+      .run`INSERT INTO newest_serials (holder, serial) VALUES (${holder}, ${serial}) ON CONFLICT (holder) DO UPDATE SET serial = excluded.serial`;
   }
 
   close(): Promise<void> {

@@ -123,21 +123,49 @@ export function statusView(fleet: Fleet, gateway: GatewaySeen, config_fault: str
 /** Clocks further apart than this are worth a look, in ms. */
 const CLOCK_OFFSET_MS = 5_000;
 
-function warningsOf(fleet: Fleet, gateway: GatewaySeen, nodes: readonly NodeView[], config_fault: string | null, now_ms: number): StatusView["warnings"] {
+function warningsOf(
+  fleet: Fleet,
+  gateway: GatewaySeen,
+  nodes: readonly NodeView[],
+  config_fault: string | null,
+  now_ms: number,
+): StatusView["warnings"] {
   const warnings: StatusView["warnings"] = [];
   const add = (code: string, subject: string, text: string, remedy: string) => warnings.push({ code, subject, text, remedy });
-  if (!gateway.status) add("gateway-unreachable", "gateway", `the gateway does not answer: ${gateway.trouble}`, "see the server's log, or journalctl -u llmgw-gateway");
+  if (!gateway.status)
+    add(
+      "gateway-unreachable",
+      "gateway",
+      `the gateway does not answer: ${gateway.trouble}`,
+      "see the server's log, or journalctl -u llmgw-gateway",
+    );
   for (const node of nodes) {
-    if (node.state === "lost" || node.state === "suspect") add(`node-${node.state}`, `node/${node.id}`, node.state_reason, "check the machine and journalctl -u llmgw-agent there");
+    if (node.state === "lost" || node.state === "suspect")
+      add(`node-${node.state}`, `node/${node.id}`, node.state_reason, "check the machine and journalctl -u llmgw-agent there");
   }
   for (const model of modelViews(fleet, now_ms)) {
-    if (model.ready < model.wanted) add("model-short", `model/${model.name}`, `${model.ready} of ${model.wanted} replicas are ready: ${model.reason}`, "llmgw ctl replicas");
+    if (model.ready < model.wanted)
+      add(
+        "model-short",
+        `model/${model.name}`,
+        `${model.ready} of ${model.wanted} replicas are ready: ${model.reason}`,
+        "llmgw ctl replicas",
+      );
   }
-  if (config_fault !== null) add("config-invalid", "server", `kept the old configuration: ${config_fault}`, "llmgw config check, then llmgw ctl reload");
+  if (config_fault !== null)
+    add("config-invalid", "server", `kept the old configuration: ${config_fault}`, "llmgw config check, then llmgw ctl reload");
   for (const node of nodes) {
-    if (Math.abs(node.clock_offset_ms) > CLOCK_OFFSET_MS) add("clock-offset", `node/${node.id}`, `its clock is ${Math.round(node.clock_offset_ms / 1_000)} s off`, "set up time synchronisation on it");
+    if (Math.abs(node.clock_offset_ms) > CLOCK_OFFSET_MS)
+      add(
+        "clock-offset",
+        `node/${node.id}`,
+        `its clock is ${Math.round(node.clock_offset_ms / 1_000)} s off`,
+        "set up time synchronisation on it",
+      );
     for (const { code, text } of node.inventory.warnings) add(code, `node/${node.id}`, text, "llmgw doctor on the node says more");
-    for (const engine of node.inventory.engines) if (!engine.offered) add("engine-refused", `node/${node.id}`, `${engine.kind} at ${engine.path}: ${engine.reason}`, "correct the path or the engine");
+    for (const engine of node.inventory.engines)
+      if (!engine.offered)
+        add("engine-refused", `node/${node.id}`, `${engine.kind} at ${engine.path}: ${engine.reason}`, "correct the path or the engine");
   }
   return warnings;
 }

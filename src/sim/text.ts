@@ -5,7 +5,7 @@
 
 const WORDS = (
   "the fleet answers while machines come and go and every token arrives in order from a node that was asked once " +
-  "and a gateway that counts what it sends so that no request is lost when one engine stops and another begins"
+  "and a gateway that counts what it sends so that no request is lost when one engine stops and another one begins"
 ).split(" ");
 
 /** A number from a text, the same each time (FNV-1a, 32 bits). */
