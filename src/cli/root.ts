@@ -7,6 +7,8 @@ export const root: Group = group({
   about: "Runs a fleet of LLM inference machines behind an OpenAI-compatible endpoint",
   examples: ["llmgw demo", "llmgw server --config /etc/llmgw/server.yaml", "llmgw ctl nodes"],
   commands: () => [
+    lazy("ca", async () => (await import("./ca.ts")).caCommands),
+    lazy("keygen", async () => (await import("./keygen.ts")).keygenCommand),
     lazy("server", async () => (await import("./server.ts")).serverCommand),
     lazy("gateway", async () => (await import("./gateway.ts")).gatewayCommand),
     lazy("agent", async () => (await import("./agent.ts")).agentCommand),

@@ -85,16 +85,19 @@ export async function runGateway({ config, log: base, signal }: GatewayOptions):
     return Response.json({ accepted });
   });
   const server = await listen(config, front);
-  const reload = () => {
-    loadIdentity({ ca: config.tls.ca, ...config.gateway.identity }).then(
-      (next) => dialer.setIdentity(next),
-      (error: unknown) => log.error("kept the old certificate", { why: messageOf(error) }),
-    );
+  const reload = async () => {
+    try {
+      dialer.setIdentity(await loadIdentity({ ca: config.tls.ca, ...config.gateway.identity }));
+      log.info("took the certificate again");
+    } catch (error) {
+      log.error("kept the old certificate", { why: messageOf(error) });
+    }
   };
-  process.on("SIGHUP", reload);
+  const onHangUp = () => void reload();
+  process.on("SIGHUP", onHangUp);
   log.info("gateway started", { address: config.listen.gateway, pid: process.pid });
   await aborted(signal);
-  process.off("SIGHUP", reload);
+  process.off("SIGHUP", onHangUp);
   log.info("gateway is ending", { in_flight: loads.in_flight });
   await Promise.race([server.stop(), Bun.sleep(DRAIN_REQUESTS_MS)]);
   await server.stop(true);

@@ -56,7 +56,7 @@ export class Routes {
     this.#snapshot = snapshot;
     this.#models = new Map(snapshot.routes.map((route) => [route.model, route]));
     this.#keys = new Map(snapshot.keys.map((key) => [key.sha256, key]));
-    for (const wake of [...this.#waiting]) wake();
+    for (const wake of this.#waiting) wake();
   }
 
   route(model: string): ModelRoute | null {

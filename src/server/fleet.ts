@@ -74,7 +74,7 @@ export class Fleet {
   }
 
   wake(node: NodeId): void {
-    for (const wake of [...(this.#waiting.get(node) ?? [])]) wake();
+    for (const wake of this.#waiting.get(node) ?? []) wake();
   }
 
   wakeAll(): void {
