@@ -86,7 +86,7 @@ async function issue(flags: IssueFlags, io: Io, wanted: Wanted): Promise<void> {
 const Name = v.pipe(v.string(), v.regex(/^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$/));
 
 function checkName(name: string): string {
-  if (v.is(Name, name)) return name;
+  if (v.safeParse(Name, name).success) return name;
   throw usageError("llmgw ca", `"${name}" cannot be a certificate's name`, "it takes 1-63 of letters, digits, . _ -");
 }
 
@@ -174,7 +174,7 @@ const issueNode = command({
   args: [{ name: "NODE", about: "node id" }],
   run: async ({ flags, args, io }) => {
     const name = args.NODE;
-    if (!v.is(NodeId, name))
+    if (!v.safeParse(NodeId, name).success)
       throw usageError("llmgw ca issue-node", `"${name}" cannot be a node id`, "it takes 1-63 of a-z 0-9 -, not starting or ending with -");
     if (flags.ip.length === 0)
       throw usageError(

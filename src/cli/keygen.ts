@@ -17,7 +17,7 @@ export const keygenCommand = command({
   args: [],
   run: async ({ flags, io }) => {
     const { node } = flags;
-    if (!v.is(NodeId, node))
+    if (!v.safeParse(NodeId, node).success)
       throw usageError("llmgw keygen", `"${node}" cannot be a node id`, "it takes 1-63 of a-z 0-9 -, not starting or ending with -");
     const file = resolve(io.cwd, flags.key);
     if (flags["dry-run"]) {
