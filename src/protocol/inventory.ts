@@ -32,6 +32,30 @@ export const EngineOffer = v.object({
 });
 export type EngineOffer = v.InferOutput<typeof EngineOffer>;
 
+/** One InfiniBand port of a node and what is known of its fabric. */
+export const FabricPort = v.object({
+  device: v.string(),
+  port: Count,
+  /** GUID of the port, `0x` and 16 hex digits; null when none can be read. */
+  guid: v.nullable(v.string()),
+  /** Name of the fabric it was declared on; "" when on none. */
+  fabric: v.string(),
+  /** Why it cannot carry a fabric; "" when it can. */
+  excluded: v.string(),
+  state: v.nullable(v.string()),
+  rate_gbps: v.nullable(v.number()),
+  /** NUMA node; null = unknown. */
+  numa: v.nullable(v.number()),
+  /** Port GUIDs of the subnet managers of the last answer; empty = none ever answered. */
+  managers: v.array(v.string()),
+  /** GUIDs of the fabric's switches, as far as they were asked. */
+  switches: v.array(v.string()),
+  answered_ms: v.nullable(v.number()),
+  /** Whether the newest question was answered. */
+  answering: v.boolean(),
+});
+export type FabricPort = v.InferOutput<typeof FabricPort>;
+
 export const Warning = v.object({ code: v.string(), text: v.string() });
 
 /** What a node is and has, as its agent last saw it. */
@@ -50,6 +74,8 @@ export const Inventory = v.object({
   /** The file system of the state directory. */
   disk: v.object({ path: v.string(), total: Bytes, free: Bytes }),
   gpus: v.array(Gpu),
+  /** InfiniBand ports; absent from agents that do not look for them. */
+  ports: v.optional(v.array(FabricPort)),
   engines: v.array(EngineOffer),
   warnings: v.array(Warning),
 });

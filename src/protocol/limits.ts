@@ -139,3 +139,10 @@ export const GATEWAY_ANSWER_MS = 3_000;
 export const GATEWAY_RESTART_MS = 1_000;
 /** A question to a node through its agent must be answered within this time. */
 export const NODE_REQUEST_MS = 15_000;
+
+/** A question to a port's subnet managers or switches must be answered within this time. */
+export const IB_QUERY_MS = 10_000;
+/** Answers in a row that share nothing with what is known of a port before they are believed. */
+export const FABRIC_DISJOINT_ANSWERS_COUNT = 3;
+/** Adapters a node gives to a fabric that is declared by name alone. */
+export const ADAPTERS_PER_FABRIC_COUNT = 2;
