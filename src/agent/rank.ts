@@ -37,9 +37,9 @@ export interface RankContext {
   changed(): void;
 }
 
-/** Socket paths of an attempt. */
+/** Socket paths of an attempt. llama-server takes a host for a unix socket only when it ends in `.sock`. */
 export function socketsOf(folder: string, attempt: string): { control: string; engine: string } {
-  return { control: join(folder, `${attempt}.s`), engine: join(folder, `${attempt}.e`) };
+  return { control: join(folder, `${attempt}.shim`), engine: join(folder, `${attempt}.sock`) };
 }
 
 /** One attempt as the agent follows it: its weights are fetched, its shim started, or found running, and watched. */

@@ -105,7 +105,7 @@ export async function startRank(
     weights_path: null,
     folder: join(folder, "rank"),
     control_socket: join(folder, "c"),
-    engine_socket: join(folder, "e"),
+    engine_socket: join(folder, "e.sock"),
     tls,
     revocations: [],
     engine_user: null,
