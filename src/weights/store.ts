@@ -49,7 +49,11 @@ export class WeightStore {
       return await Promise.race([download.whole, left]);
     } finally {
       download.watchers.delete(progress);
-      if (download.watchers.size === 0) download.stop.abort();
+      if (download.watchers.size === 0) {
+        // Whoever asks from now on must not join a download that is ending.
+        this.#forget(source.key, download);
+        download.stop.abort();
+      }
     }
   }
 
@@ -59,11 +63,13 @@ export class WeightStore {
     const whole = this.#fetch(source, ref, (done, total) => watchers.forEach((watcher) => watcher(done, total)), stop.signal);
     const download = { whole, watchers, stop };
     this.#downloads.set(source.key, download);
-    const over = () => {
-      if (this.#downloads.get(source.key) === download) this.#downloads.delete(source.key);
-    };
+    const over = () => this.#forget(source.key, download);
     whole.then(over, over);
     return download;
+  }
+
+  #forget(key: string, download: Download): void {
+    if (this.#downloads.get(key) === download) this.#downloads.delete(key);
   }
 
   async #fetch(source: Extract<Source, { kind: "url" }>, ref: WeightsRef, progress: Progress, signal: AbortSignal): Promise<string> {
