@@ -66,7 +66,9 @@ export class Door {
   #forward(request: IncomingMessage, response: ServerResponse): void {
     const headers = Object.fromEntries(Object.entries(request.headers).filter(([name]) => !NOT_PASSED_ON.has(name)));
     const { method = "GET", url = "/" } = request;
-    const upstream = httpRequest({ socketPath: this.#rank.engine_socket, method, path: url, headers: { ...headers, host: "engine" } });
+    // A connection for each request: one that an engine closes while it idles would fail the request that comes just then.
+    const link = { socketPath: this.#rank.engine_socket, agent: false } as const;
+    const upstream = httpRequest({ ...link, method, path: url, headers: { ...headers, host: "engine" } });
     const end = () => {
       upstream.destroy();
       request.socket.destroy();
@@ -77,17 +79,20 @@ export class Door {
       // The client is gone before the answer was whole: so is its wish.
       if (!response.writableFinished) upstream.destroy();
     });
+    // A stream's error that nobody listens to would end the shim, and the engine with it.
+    request.on("error", end);
+    response.on("error", end);
     upstream.once("response", (answer) => {
       const passed = Object.fromEntries(Object.entries(answer.headers).filter(([name]) => !NOT_PASSED_ON.has(name)));
       response.writeHead(answer.statusCode ?? 502, passed);
       response.flushHeaders();
       // An engine that dies in the middle must never look like one that ended well.
-      answer.once("aborted", end);
-      answer.once("error", end);
+      answer.on("aborted", end);
+      answer.on("error", end);
       answer.pipe(response);
     });
-    upstream.once("error", () => {
-      if (response.headersSent) end();
+    upstream.on("error", () => {
+      if (response.headersSent || response.destroyed) end();
       else refuse(response, "engine-closed", "the engine closed the connection");
     });
     request.pipe(upstream);
@@ -103,6 +108,7 @@ export class Door {
       response.end();
       return;
     }
+    response.on("error", () => {});
     const stop = this.#rank.log.follow((line) => {
       if (response.writableLength > FOLLOW_BACKLOG_BYTES) response.destroy();
       else response.write(`${line}\n`);
