@@ -78,8 +78,9 @@ export function faultOf(certificate: Certificate, authority: X509Certificate, us
   const { x509, starts_ms, expires_ms } = certificate;
   if (!x509.checkIssued(authority) || !x509.verify(authority.publicKey)) return "it was issued by another authority";
   if (x509.ca) return "it is an authority's certificate";
-  if (now_ms < starts_ms) return `it is not valid before ${x509.validFrom}: check the clocks`;
-  if (now_ms >= expires_ms) return `it expired at ${x509.validTo}`;
+  // Written so that a date nobody can read (NaN) is a fault too.
+  if (!(now_ms >= starts_ms)) return `it is not valid before ${x509.validFrom}: check the clocks`;
+  if (!(now_ms < expires_ms)) return `it expired at ${x509.validTo}`;
   if (!certificate.usages.includes(usage)) return `it is not meant for ${usage === CLIENT_AUTH ? "clients" : "servers"}`;
   return null;
 }

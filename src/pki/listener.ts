@@ -6,8 +6,10 @@ import { createServer as createTlsServer } from "node:tls";
 import type { TLSSocket } from "node:tls";
 import type { Log } from "../os/log.ts";
 import { messageOf, OperatorError } from "../protocol/errors.ts";
+import type { ErrorCode } from "../protocol/errors.ts";
 import type { Role } from "../protocol/ids.ts";
 import * as limits from "../protocol/limits.ts";
+import { readCertificate } from "./certificate.ts";
 import type { Identity } from "./identity.ts";
 import type { Peer, Trust } from "./trust.ts";
 
@@ -54,6 +56,15 @@ interface Connection {
   readonly socket: TLSSocket;
   peer: Peer | null;
   timer: Timer | null;
+  /** Requests whose answers are not over; several when a client pipelines. */
+  in_progress: number;
+}
+
+/** A connection whose TLS handshake is not over. */
+interface Handshake {
+  /** Taken when it came: a socket that failed no longer tells. */
+  readonly address: string;
+  readonly timer: Timer;
 }
 
 /**
@@ -71,10 +82,7 @@ export async function listenMutualTls(options: ListenerOptions): Promise<PeerLis
     (socket) => door.welcome(socket),
   );
   server.on("connection", (raw) => door.handshake(raw));
-  server.on("tlsClientError", (error, socket) => {
-    log.warn("refused a connection: the TLS handshake failed", { why: messageOf(error), address: addressOf(socket) });
-    socket.destroy();
-  });
+  server.on("tlsClientError", (error, socket) => door.failed(error, socket));
   await listening(server, options.host, options.port);
   server.on("error", (error) => log.error("the listener failed", { why: messageOf(error) }));
   return {
@@ -112,6 +120,25 @@ async function listening(server: ReturnType<typeof createTlsServer>, host: strin
   });
 }
 
+/** What the TLS layer's codes mean at a door; other failures speak for themselves. */
+const HANDSHAKE_FAILURES: Readonly<Record<string, string>> = {
+  ERR_SSL_PEER_DID_NOT_RETURN_A_CERTIFICATE: "it showed no certificate",
+  UNABLE_TO_VERIFY_LEAF_SIGNATURE: "it was issued by another authority",
+  UNABLE_TO_GET_ISSUER_CERT: "it was issued by another authority",
+  UNABLE_TO_GET_ISSUER_CERT_LOCALLY: "it was issued by another authority",
+  DEPTH_ZERO_SELF_SIGNED_CERT: "it was signed by itself",
+  SELF_SIGNED_CERT_IN_CHAIN: "it was issued by another authority",
+  CERT_SIGNATURE_FAILURE: "its signature is not that of the authority",
+  CERT_HAS_EXPIRED: "it expired",
+  CERT_NOT_YET_VALID: "it is not valid yet: check the clocks",
+};
+
+/** The certificate the far side showed, DER; there too when the handshake failed over it. */
+function shownBy(socket: TLSSocket): Uint8Array | null {
+  const raw: unknown = socket.getPeerCertificate()?.raw;
+  return raw instanceof Uint8Array ? raw : null;
+}
+
 function addressOf(socket: { readonly remoteAddress?: string | undefined }): string {
   return socket.remoteAddress ?? "unknown";
 }
@@ -121,7 +148,9 @@ class Door {
   readonly #options: ListenerOptions;
   readonly #timers: DoorTimers;
   readonly #connections = new Map<EventEmitter, Connection>();
-  readonly #handshakes = new Map<EventEmitter, Timer>();
+  readonly #handshakes = new Map<EventEmitter, Handshake>();
+  /** Ended by this door in the middle of the handshake: the failure that follows has been told. */
+  readonly #cut = new WeakSet<EventEmitter>();
   readonly #http;
 
   constructor(options: ListenerOptions) {
@@ -138,27 +167,42 @@ class Door {
     const { log, max_connections = limits.CONTROL_CONNECTIONS_COUNT } = this.#options;
     if (this.#connections.size + this.#handshakes.size >= max_connections) {
       log.warn("refused a connection: there are too many", { limit: max_connections, address: addressOf(raw) });
+      this.#cut.add(raw);
       raw.destroy();
       return;
     }
+    const address = addressOf(raw);
     const timer = setTimeout(() => {
-      log.warn("ended a connection: its TLS handshake took too long", { address: addressOf(raw) });
+      log.warn("ended a connection: its TLS handshake took too long", { address });
+      this.#cut.add(raw);
       raw.destroy();
     }, this.#timers.handshake_ms);
-    this.#handshakes.set(raw, timer);
+    this.#handshakes.set(raw, { address, timer });
     raw.once("close", () => this.#shaken(raw));
   }
 
   /** The handshake is over, one way or the other. Under Bun the socket of the `connection` event is the TLS socket itself. */
   #shaken(socket: EventEmitter): void {
-    clearTimeout(this.#handshakes.get(socket));
+    clearTimeout(this.#handshakes.get(socket)?.timer);
     this.#handshakes.delete(socket);
+  }
+
+  /** The TLS layer refused; what the certificate says of itself goes into the log, though nothing of it is proved. */
+  failed(error: Error, socket: TLSSocket): void {
+    if (this.#cut.has(socket)) return;
+    const address = this.#handshakes.get(socket)?.address ?? addressOf(socket);
+    const shown = shownBy(socket);
+    const certificate = shown && readCertificate(shown);
+    const { name, role, serial } = certificate && !("unreadable" in certificate) ? certificate : {};
+    const why = HANDSHAKE_FAILURES[(error as NodeJS.ErrnoException).code ?? ""] ?? messageOf(error);
+    this.#options.log.warn("refused a connection: the TLS handshake failed", { certificate: name, role, serial, why, address });
+    socket.destroy();
   }
 
   /** A connection whose handshake is done: admitted, it may speak. */
   welcome(socket: TLSSocket): void {
     this.#shaken(socket);
-    const connection: Connection = { socket, peer: null, timer: null };
+    const connection: Connection = { socket, peer: null, timer: null, in_progress: 0 };
     socket.on("error", () => socket.destroy());
     if (!this.#admit(connection)) {
       socket.destroy();
@@ -177,31 +221,21 @@ class Door {
     for (const { socket, peer } of this.#connections.values()) if (peer && match(peer)) socket.destroy();
   }
 
-  /** Own verdict on the certificate, whatever the TLS layer thought of it; says no in the log. */
+  /**
+   * Own verdict on the certificate, whatever the TLS layer thought of it; says no in the log. Bun 1.4.5 shows the
+   * certificate on resumed sessions as well (tried with TLS 1.2 and 1.3), so resumption may stay on; were it hidden,
+   * nobody would be admitted.
+   */
   #admit(connection: Connection): boolean {
     const { trust, roles, log, now } = this.#options;
     const { socket } = connection;
-    const raw: unknown = socket.getPeerCertificate()?.raw;
-    const verdict = trust.admit(raw instanceof Uint8Array ? raw : null, roles, addressOf(socket), now());
-    if ("refused" in verdict) {
-      log.warn("refused a connection", {
-        certificate: verdict.name,
-        serial: verdict.serial,
-        why: verdict.refused,
-        code: verdict.code,
-        address: addressOf(socket),
-      });
+    const refuse = ({ name, role, serial }: Pick<Peer, "name" | "serial"> & { role?: Role | "" }, why: string, code: ErrorCode) => {
+      log.warn("refused a connection", { certificate: name, role, serial, why, code, address: addressOf(socket) });
       return false;
-    }
-    if (!socket.authorized) {
-      log.warn("refused a connection", {
-        certificate: verdict.name,
-        serial: verdict.serial,
-        why: messageOf(socket.authorizationError),
-        address: verdict.address,
-      });
-      return false;
-    }
+    };
+    const verdict = trust.admit(shownBy(socket), roles, addressOf(socket), now());
+    if ("refused" in verdict) return refuse(verdict, verdict.refused, verdict.code);
+    if (!socket.authorized) return refuse(verdict, messageOf(socket.authorizationError), "E_TLS");
     connection.peer = verdict;
     return true;
   }
@@ -222,20 +256,26 @@ class Door {
       return;
     }
     const { handle, log } = this.#options;
+    connection.in_progress += 1;
     this.#arm(connection, this.#timers.body_ms, "the body of its request took too long");
     const arrived = () => {
+      // The rest of a body may come after its answer was given; by then the idle timer runs.
+      if (connection.in_progress === 0) return;
       if (connection.timer) clearTimeout(connection.timer);
       connection.timer = null;
     };
     request.once("end", arrived);
     if (request.headers["content-length"] === undefined && request.headers["transfer-encoding"] === undefined) arrived();
     response.once("close", () => {
-      if (this.#connections.has(connection.socket)) this.#arm(connection, this.#timers.idle_ms, null);
+      connection.in_progress -= 1;
+      if (connection.in_progress === 0 && this.#connections.has(connection.socket)) this.#arm(connection, this.#timers.idle_ms, null);
     });
     Promise.resolve()
       .then(() => handle(request, response, connection.peer as Peer))
       .catch((error: unknown) => {
-        log.error("a request failed", { why: messageOf(error), path: request.url?.split("?")[0] });
+        // A client that went away in the middle is its own affair.
+        const say = this.#connections.has(connection.socket) ? log.error : log.debug;
+        say("a request failed", { why: messageOf(error), path: request.url?.split("?")[0], certificate: connection.peer?.name });
         if (response.headersSent) request.socket.destroy();
         else response.writeHead(500, { "content-type": "application/json" }).end(JSON.stringify(wireOf(error)));
       });

@@ -20,8 +20,11 @@ export interface Refusal {
   readonly refused: string;
   readonly code: ErrorCode;
   readonly name: string;
+  readonly role: Role | "";
   readonly serial: string;
 }
+
+const UNKNOWN = { name: "", role: "", serial: "" } as const;
 
 const newestKey = (role: Role, name: string): string => `${role}/${name}`;
 
@@ -54,11 +57,11 @@ export class Trust {
 
   /** @param source the peer's certificate, DER or PEM; null when it showed none */
   admit(source: string | Uint8Array | null, roles: readonly Role[], address: string, now_ms: number): Peer | Refusal {
-    if (source === null) return { refused: "it showed no certificate", code: "E_TLS", name: "", serial: "" };
+    if (source === null) return { refused: "it showed no certificate", code: "E_TLS", ...UNKNOWN };
     const certificate = readCertificate(source);
-    if ("unreadable" in certificate) return { refused: certificate.unreadable, code: "E_TLS", name: "", serial: "" };
+    if ("unreadable" in certificate) return { refused: certificate.unreadable, code: "E_TLS", ...UNKNOWN };
     const { name, role, serial, issued_ms, expires_ms } = certificate;
-    const refuse = (refused: string, code: ErrorCode): Refusal => ({ refused, code, name, serial });
+    const refuse = (refused: string, code: ErrorCode): Refusal => ({ refused, code, name, role, serial });
     const fault = faultOf(certificate, this.#authority, CLIENT_AUTH, now_ms);
     if (fault) return refuse(fault, "E_TLS");
     if (!roles.includes(role)) return refuse(`its role is ${role}, this door is for ${roles.join(", ")}`, "E_NOT_ALLOWED");
