@@ -1,5 +1,5 @@
 import { randomBytes } from "node:crypto";
-import { appendFile, chmod, link, mkdir, open, readFile, rm, stat } from "node:fs/promises";
+import { appendFile, chmod, link, mkdir, open, readFile, rename, rm, stat } from "node:fs/promises";
 import { dirname, join } from "node:path";
 import * as v from "valibot";
 import { makePrivateFolder, readIfThere, writeAtomic } from "../os/files.ts";
@@ -51,7 +51,7 @@ const exists = (path: string) =>
  */
 export async function initAuthority(folder: string, name: string, circumstances: Circumstances): Promise<{ cert: string; key: string }> {
   const paths = { cert: join(folder, CERT), key: join(folder, KEY) };
-  const refuse = (file: string) =>
+  const refuse: Refuse = (file) =>
     new OperatorError(
       "E_EXISTS",
       `there is an authority in ${folder}`,
@@ -59,20 +59,44 @@ export async function initAuthority(folder: string, name: string, circumstances:
       "use it, or give another --dir",
     );
   for (const file of [paths.cert, paths.key]) if (await exists(file)) throw refuse(file);
-  await makePrivateFolder(folder);
-  const { cert, key } = await makeAuthority(name, circumstances);
-  await writeNew(paths.key, key, 0o600, refuse);
-  try {
-    await writeNew(paths.cert, cert, 0o644, refuse);
-  } catch (error) {
-    await rm(paths.key, { force: true });
-    throw error;
-  }
+  const authority = await makeAuthority(name, circumstances);
+  if (await exists(folder)) await fillFolder(folder, authority, refuse);
+  else await appearWhole(folder, authority, refuse);
   return paths;
 }
 
+type Refuse = (file: string) => OperatorError;
+
+/** Puts an authority into a folder that is there already, maybe a mount or with other files in it. */
+async function fillFolder(folder: string, { cert, key }: KeyedCertificate, refuse: Refuse): Promise<void> {
+  await makePrivateFolder(folder);
+  await writeNew(join(folder, KEY), key, 0o600, refuse);
+  try {
+    await writeNew(join(folder, CERT), cert, 0o644, refuse);
+  } catch (error) {
+    await rm(join(folder, KEY), { force: true });
+    throw error;
+  }
+}
+
+/** Makes the folder beside its place and moves it there whole, so that a crash leaves no half of an authority. */
+async function appearWhole(folder: string, authority: KeyedCertificate, refuse: Refuse): Promise<void> {
+  const beside = `${folder}.${randomBytes(6).toString("hex")}`;
+  try {
+    await fillFolder(beside, authority, refuse);
+    await rename(beside, folder);
+  } catch (error) {
+    const { code } = error as NodeJS.ErrnoException;
+    if (code === "ENOTEMPTY" || code === "EEXIST") throw refuse(join(folder, KEY));
+    if (error instanceof OperatorError) throw error;
+    throw new OperatorError("E_FILE", `cannot make the folder ${folder}`, messageOf(error), "check the owner of the folder above");
+  } finally {
+    await rm(beside, { recursive: true, force: true });
+  }
+}
+
 /** Writes a whole new file or none: made beside, then linked to its name, which fails when the name is taken. */
-async function writeNew(path: string, content: string, mode: number, refuse: (file: string) => OperatorError): Promise<void> {
+async function writeNew(path: string, content: string, mode: number, refuse: Refuse): Promise<void> {
   const temporary = `${path}.${randomBytes(6).toString("hex")}`;
   try {
     const file = await open(temporary, "wx", mode);

@@ -1,6 +1,7 @@
 import { afterEach, beforeEach, describe, expect, test } from "bun:test";
 import { randomBytes } from "node:crypto";
-import { appendFile, mkdtemp, readdir, readFile, rm, stat, writeFile } from "node:fs/promises";
+import { existsSync, readdirSync } from "node:fs";
+import { appendFile, mkdir, mkdtemp, readdir, readFile, rm, stat, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { serialOf, type Subject } from "../../../src/pki/authority.ts";
@@ -91,6 +92,35 @@ describe("the authority's folder", () => {
     const codes = await Promise.all([codeOf(initAuthority(both, "a", circumstances())), codeOf(initAuthority(both, "b", circumstances()))]);
     expect(codes.sort()).toEqual(["E_EXISTS", "none"]);
     await issueInto({ folder: both, subject: subject("node", "n"), out: join(folder, "n"), file_name: "node", csr: null }, circumstances());
+  });
+
+  test("is there whole or not at all, at every moment of its making", async () => {
+    const fresh = join(folder, "below", "fresh");
+    let making = true;
+    let looks = 0;
+    const look = async () => {
+      while (making) {
+        looks += 1;
+        if (existsSync(fresh)) expect(readdirSync(fresh).sort()).toEqual(["ca.crt", "ca.key"]);
+        await new Promise((resolve) => setImmediate(resolve));
+      }
+    };
+    const looking = look();
+    await initAuthority(fresh, "test", circumstances());
+    making = false;
+    await looking;
+    expect(looks).toBeGreaterThan(5);
+    expect(await mode(fresh)).toBe("700");
+    expect(await readdir(join(folder, "below"))).toEqual(["fresh"]);
+  });
+
+  test("may be there before, with other files in it", async () => {
+    const before = join(folder, "before");
+    await mkdir(before);
+    await writeFile(join(before, "README"), "ours");
+    await initAuthority(before, "test", circumstances());
+    expect((await readdir(before)).sort()).toEqual(["README", "ca.crt", "ca.key"]);
+    expect(await mode(before)).toBe("700");
   });
 
   test("records what it issued, and reads on past a line that a crash cut", async () => {
