@@ -1,6 +1,6 @@
 import { closeSync, openSync } from "node:fs";
 import { mkdir, rm, writeFile } from "node:fs/promises";
-import { join } from "node:path";
+import { dirname, join } from "node:path";
 import { readIfThere, writeAtomic } from "../os/files.ts";
 import type { Log } from "../os/log.ts";
 import { spawnDetached, sweepAttempt, waitGone } from "../os/process.ts";
@@ -37,9 +37,12 @@ export interface RankContext {
   changed(): void;
 }
 
-/** Socket paths of an attempt. llama-server takes a host for a unix socket only when it ends in `.sock`. */
+/**
+ * Socket paths of an attempt; the engine's has a folder of its own, which may belong to another user. llama-server takes a
+ * host for a unix socket only when it ends in `.sock`.
+ */
 export function socketsOf(folder: string, attempt: string): { control: string; engine: string } {
-  return { control: join(folder, `${attempt}.shim`), engine: join(folder, `${attempt}.sock`) };
+  return { control: join(folder, `${attempt}.shim`), engine: join(folder, attempt, "e.sock") };
 }
 
 /** One attempt as the agent follows it: its weights are fetched, its shim started, or found running, and watched. */
@@ -229,7 +232,7 @@ export class Rank {
   /** Removes the sockets and, when asked, the folder of an attempt that has ended. */
   async clear(folder_too: boolean): Promise<void> {
     const sockets = socketsOf(this.#context.socket_folder, this.launch.attempt);
-    await Promise.all([rm(sockets.control, { force: true }), rm(sockets.engine, { force: true })]);
+    await Promise.all([rm(sockets.control, { force: true }), rm(dirname(sockets.engine), { recursive: true, force: true })]);
     if (folder_too) await rm(this.folder, { recursive: true, force: true });
   }
 }

@@ -1,6 +1,6 @@
 import { mkdir, readdir, rm } from "node:fs/promises";
 import { join } from "node:path";
-import { makePrivateFolder, readIfThere } from "../os/files.ts";
+import { makePassableFolder, makePrivateFolder, readIfThere } from "../os/files.ts";
 import { OperatorError, messageOf, parseAs } from "../protocol/errors.ts";
 import type { RankStatus } from "../protocol/agent-api.ts";
 import { AttemptId } from "../protocol/ids.ts";
@@ -23,14 +23,15 @@ export class Ranks {
 
   /** Makes the folders and finds again what an earlier agent started: a healthy rank is followed on, never touched. */
   async open(): Promise<void> {
-    const { ranks_folder, socket_folder, log } = this.#context;
-    const longest = Buffer.byteLength(socketsOf(socket_folder, "0".repeat(16)).control);
+    const { ranks_folder, socket_folder, engine_user, log } = this.#context;
+    const longest = Buffer.byteLength(socketsOf(socket_folder, "0".repeat(16)).engine);
     if (longest > SOCKET_PATH_BYTES) {
       const why = `socket paths in ${socket_folder} would have ${longest} bytes, ${SOCKET_PATH_BYTES} is the most`;
       throw new OperatorError("E_CONFIG", "the run folder's path is too long", why, "set a shorter `run` in agent.yaml");
     }
     await mkdir(ranks_folder, { recursive: true, mode: 0o711 });
-    await makePrivateFolder(socket_folder);
+    if (engine_user === null) await makePrivateFolder(socket_folder);
+    else await makePassableFolder(socket_folder);
     const entries = await readdir(ranks_folder);
     await Promise.all(
       entries.filter((entry) => v.is(AttemptId, entry)).map((attempt) => this.#adopt(attempt, join(ranks_folder, attempt))),

@@ -1,4 +1,3 @@
-import { makeLog } from "../os/log.ts";
 import { runShim } from "../shim/shim.ts";
 import { command } from "./frame.ts";
 
@@ -10,7 +9,7 @@ export const shimCommand = command({
   flags: { spec: { type: "string", value: "FILE", required: true, about: "what to run, written by the agent" } },
   args: [],
   run: async ({ flags }) => {
-    await runShim(flags.spec, makeLog({ level: "info", format: "text" }));
+    await runShim(flags.spec);
     // Whatever is still open belongs to clients of a rank that is gone.
     process.exit(0);
   },

@@ -30,10 +30,19 @@ export async function writeAtomic(path: string, content: string | Uint8Array, mo
 }
 
 /** Makes a folder (and its parents) that only this user can enter. */
-export async function makePrivateFolder(path: string): Promise<void> {
+export function makePrivateFolder(path: string): Promise<void> {
+  return makeFolder(path, 0o700);
+}
+
+/** Makes a folder (and its parents) that only this user can list; others can pass through to what is theirs in it. */
+export function makePassableFolder(path: string): Promise<void> {
+  return makeFolder(path, 0o711);
+}
+
+async function makeFolder(path: string, mode: number): Promise<void> {
   try {
-    await mkdir(path, { recursive: true, mode: 0o700 });
-    await chmod(path, 0o700);
+    await mkdir(path, { recursive: true, mode });
+    await chmod(path, mode);
   } catch (error) {
     throw new OperatorError("E_FILE", `cannot make the folder ${path}`, messageOf(error), "check the owner of the folder above");
   }

@@ -1,5 +1,5 @@
 import { readdir, readFile } from "node:fs/promises";
-import { readFileSync } from "node:fs";
+import { existsSync, readFileSync } from "node:fs";
 import { spawn } from "node:child_process";
 import type { ChildProcess } from "node:child_process";
 import { setTimeout as sleep } from "node:timers/promises";
@@ -43,6 +43,40 @@ function readStat(pid: number): Stat | null {
   } catch {
     return null;
   }
+}
+
+/**
+ * What the processes of a session have taken in so far, in bytes: what they read and what they hold in memory. While a
+ * model loads it rises, whatever the engine prints.
+ */
+export async function intakeOf(session: number): Promise<number> {
+  let bytes = 0;
+  for (const entry of await readdir("/proc")) {
+    const pid = Number(entry);
+    if (!Number.isInteger(pid) || readStat(pid)?.session !== session) continue;
+    const [held, moved] = [await readProc(pid, "status"), await readProc(pid, "io")];
+    bytes += 1_024 * Number(/^VmRSS:\s+(\d+)/m.exec(held)?.[1] ?? 0) + Number(/^rchar: (\d+)/m.exec(moved)?.[1] ?? 0);
+  }
+  return bytes;
+}
+
+const readProc = (pid: number, file: string): Promise<string> => readFile(`/proc/${pid}/${file}`, "utf8").catch(() => "");
+
+/** A user of this machine. */
+export interface UnixUser {
+  readonly name: string;
+  readonly uid: number;
+  readonly gid: number;
+  /** "" when there is no such folder. */
+  readonly home: string;
+}
+
+/** Looks a user up as the system does; null when there is none of that name. */
+export async function userOf(name: string): Promise<UnixUser | null> {
+  const child = Bun.spawn(["getent", "passwd", name], { stdin: "ignore", stdout: "pipe", stderr: "ignore" });
+  const [, , uid, gid, , home = ""] = (await new Response(child.stdout).text()).trim().split(":");
+  if (uid === undefined || gid === undefined) return null;
+  return { name, uid: Number(uid), gid: Number(gid), home: existsSync(home) ? home : "" };
 }
 
 /** The id of this boot of the machine. */

@@ -44,6 +44,8 @@ export const CONTROL_CONNECTIONS_COUNT = 20_000;
 
 /** Engine log kept per attempt, in two files of half this size. */
 export const RANK_LOG_BYTES = 8 * 1024 * 1024;
+/** A shim's own log kept per attempt, in two files of half this size. */
+export const SHIM_LOG_BYTES = 1024 * 1024;
 /** Last lines of a dead engine's log that travel with its exit. */
 export const EXIT_LOG_LINES_COUNT = 20;
 /** Longest line of an engine's log that is kept whole. */
@@ -91,6 +93,10 @@ export const DEMO_STOP_MS = 5_000;
 export const PROBE_INTERVAL_MS = 100;
 /** One question whether an engine is ready must be answered within this time. */
 export const PROBE_MS = 20_000;
+/** A loading engine that took in this much more (read, or in memory) is making progress. */
+export const LOADING_STEP_BYTES = 64 * 1024 * 1024;
+/** A shim looks this often at what its loading engine has taken in. */
+export const LOADING_POLL_MS = 1_000;
 /** A shim whose rank has ended still answers its agent for this long. */
 export const SHIM_FAREWELL_MS = 500;
 

@@ -1,6 +1,7 @@
 import type { ChildProcess } from "node:child_process";
 import type { EngineCommand, StopStep } from "../engines/engine.ts";
 import { ATTEMPT_VARIABLE, signalProcess, spawnSession, sweepAttempt } from "../os/process.ts";
+import type { UnixUser } from "../os/process.ts";
 import type { RankLog } from "./rank-log.ts";
 import { lineSplitter } from "./rank-log.ts";
 
@@ -18,6 +19,8 @@ const NEVER_INHERITED = [
   "NCCL_*",
   "NOTIFY_SOCKET",
 ];
+/** What tells a program whose it is: not handed on to an engine of another user. */
+const OF_THE_USER = ["HOME", "USER", "LOGNAME", "MAIL", "XDG_*", "SUDO_*", "SSH_*", "DBUS_*"];
 
 /** How long what is left of a rank may take to die of SIGKILL, in ms. */
 const SWEEP_MS = 10_000;
@@ -35,16 +38,26 @@ export function scrubbed(env: NodeJS.ProcessEnv, names: readonly string[]): Node
 
 /**
  * The engine's argument vector behind `setpriv`, where there is one: the kernel kills the engine when the shim dies
- * (`--pdeathsig`), and it runs as another user when asked to.
+ * (`--pdeathsig`), and it runs as another user, who can gain nothing more, when asked to.
  * @throws Error when another user is asked for and there is no setpriv
  */
-export function underCustody(argv: readonly [string, ...string[]], user: string | null, setpriv: string | null): [string, ...string[]] {
+export function underCustody(
+  argv: readonly [string, ...string[]],
+  user: Pick<UnixUser, "uid" | "gid" | "name"> | null,
+  setpriv: string | null,
+): [string, ...string[]] {
   if (setpriv === null) {
-    if (user !== null) throw new Error(`cannot run the engine as ${user}: there is no setpriv (util-linux) on this machine`);
+    if (user !== null) throw new Error(`cannot run the engine as ${user.name}: there is no setpriv (util-linux) on this machine`);
     return [...argv];
   }
-  const asUser = user === null ? [] : [`--reuid=${user}`, `--regid=${user}`, "--init-groups", "--inh-caps=-all"];
-  return [setpriv, "--pdeathsig=KILL", ...asUser, "--", ...argv];
+  const asUser = user && [`--reuid=${user.uid}`, `--regid=${user.gid}`, "--init-groups", "--inh-caps=-all", "--no-new-privs"];
+  return [setpriv, "--pdeathsig=KILL", ...(asUser ?? []), "--", ...argv];
+}
+
+/** What an engine inherits of the shim's environment. */
+export function inherited(env: NodeJS.ProcessEnv, scrub: readonly string[], user: UnixUser | null, folder: string): NodeJS.ProcessEnv {
+  const rest = scrubbed(env, [...NEVER_INHERITED, ...scrub, ...(user === null ? [] : OF_THE_USER)]);
+  return user === null ? rest : { ...rest, HOME: user.home || folder, USER: user.name, LOGNAME: user.name };
 }
 
 /** One engine in its own session, its output in the log. */
@@ -87,7 +100,7 @@ export class EngineProcess {
       readonly attempt: string;
       readonly scrub: readonly string[];
       readonly env: NodeJS.ProcessEnv;
-      readonly user: string | null;
+      readonly user: UnixUser | null;
       readonly folder: string;
       readonly log: RankLog;
       readonly onLine: (line: string) => void;
@@ -95,7 +108,7 @@ export class EngineProcess {
   ): Promise<EngineProcess> {
     const { attempt, scrub, env, user, folder, log, onLine } = options;
     const argv = underCustody(command.argv, user, Bun.which("setpriv"));
-    const environment = { ...scrubbed(env, [...NEVER_INHERITED, ...scrub]), ...command.env, [ATTEMPT_VARIABLE]: attempt };
+    const environment = { ...inherited(env, scrub, user, folder), ...command.env, [ATTEMPT_VARIABLE]: attempt };
     const child = spawnSession(argv, environment, folder);
     return new Promise((resolve, reject) => {
       child.once("error", reject);

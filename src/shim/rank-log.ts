@@ -2,24 +2,26 @@ import { closeSync, existsSync, fstatSync, openSync, readFileSync, renameSync, w
 import { join } from "node:path";
 import { LOG_LINE_BYTES, RANK_LOG_BYTES } from "../protocol/limits.ts";
 
-const CURRENT = "engine.log";
-const OLDER = "engine.log.1";
+/** The file of what an engine printed; the lines before them are in a second one, with `.1` behind its name. */
+const ENGINE_LOG = "engine.log";
 
 /**
- * What an engine printed, in two files of an attempt's folder that never grow past their bound together. A full disk
- * loses lines, never the engine.
+ * Lines in two files of an attempt's folder that never grow past their bound together: what an engine printed, or
+ * what its shim has to say. A full disk loses lines, never the engine.
  */
 export class RankLog {
   readonly #folder: string;
+  readonly #name: string;
   readonly #half_bytes: number;
   readonly #followers = new Set<(line: string) => void>();
   #fd: number;
   #written: number;
 
-  constructor(folder: string, bound_bytes = RANK_LOG_BYTES) {
+  constructor(folder: string, bound_bytes = RANK_LOG_BYTES, name = ENGINE_LOG) {
     this.#folder = folder;
+    this.#name = name;
     this.#half_bytes = bound_bytes / 2;
-    this.#fd = openSync(join(folder, CURRENT), "a", 0o600);
+    this.#fd = openSync(join(folder, name), "a", 0o600);
     this.#written = fstatSync(this.#fd).size;
   }
 
@@ -38,9 +40,11 @@ export class RankLog {
   }
 
   #turn(): void {
+    const path = join(this.#folder, this.#name);
+    renameSync(path, `${path}.1`);
+    const next = openSync(path, "w", 0o600);
     closeSync(this.#fd);
-    renameSync(join(this.#folder, CURRENT), join(this.#folder, OLDER));
-    this.#fd = openSync(join(this.#folder, CURRENT), "w", 0o600);
+    this.#fd = next;
     this.#written = 0;
   }
 
@@ -60,7 +64,8 @@ export class RankLog {
  * are bounded), so that no line falls between a tail and the lines to come.
  */
 export function tailOf(folder: string, lines: number): string[] {
-  const paths = [join(folder, OLDER), join(folder, CURRENT)];
+  const path = join(folder, ENGINE_LOG);
+  const paths = [`${path}.1`, path];
   const texts = paths.map((path) => (existsSync(path) ? readFileSync(path, "utf8") : ""));
   const all = texts.join("").split("\n");
   if (all.at(-1) === "") all.pop();

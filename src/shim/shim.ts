@@ -2,13 +2,15 @@
  * shim/ owns one rank: it starts the engine, opens the mutual TLS door to it, watches it, and ends it with all that
  * belongs to it. It outlives the agent and knows nothing of the server or of other ranks.
  */
-import { readFile } from "node:fs/promises";
-import { join } from "node:path";
+import { chown, mkdir, readFile } from "node:fs/promises";
+import { dirname, join } from "node:path";
 import type { Engine } from "../engines/engine.ts";
 import { engineOf } from "../engines/registry.ts";
 import { writeAtomic } from "../os/files.ts";
+import { makeLog } from "../os/log.ts";
 import type { Log } from "../os/log.ts";
-import { watchOwner } from "../os/process.ts";
+import { intakeOf, userOf, watchOwner } from "../os/process.ts";
+import type { UnixUser } from "../os/process.ts";
 import { ownProgram } from "../os/program.ts";
 import { fetchUnix, serveUnix } from "../os/unix-http.ts";
 import type { UnixServer } from "../os/unix-http.ts";
@@ -18,8 +20,11 @@ import type { PeerListener } from "../pki/listener.ts";
 import { Trust } from "../pki/trust.ts";
 import type { RankExit } from "../protocol/agent-api.ts";
 import { messageOf, OperatorError, parseAs } from "../protocol/errors.ts";
-import { EXIT_LOG_LINES_COUNT, LOG_TAIL_LINES_COUNT, PROBE_INTERVAL_MS, PROBE_MS, SHIM_FAREWELL_MS } from "../protocol/limits.ts";
-import { ShimSpec, ShimTrust, StopRequest } from "../protocol/shim-api.ts";
+import * as limits from "../protocol/limits.ts";
+import { ShimSpec } from "../protocol/shim-api.ts";
+import type { Revocation } from "../protocol/plan.ts";
+import type { ShimTrust } from "../protocol/shim-api.ts";
+import { controlOf } from "./control.ts";
 import { Door } from "./door.ts";
 import { EngineProcess } from "./engine-process.ts";
 import type { EngineEnd } from "./engine-process.ts";
@@ -29,9 +34,19 @@ import { RankState } from "./rank-state.ts";
 /** The file an ended attempt leaves in its folder. */
 export const EXIT_FILE = "exit.json";
 
+/** What the shim itself has to say; the agent sends its stderr there too. */
+const SHIM_LOG = "shim.log";
+
 /** Runs one rank until it has ended; resolves when nothing of it is left. */
-export async function runShim(spec_file: string, log: Log): Promise<void> {
+export async function runShim(spec_file: string): Promise<void> {
   const spec = parseAs(ShimSpec, JSON.parse(await readFile(spec_file, "utf8")), spec_file);
+  const lines = new RankLog(spec.folder, limits.SHIM_LOG_BYTES, SHIM_LOG);
+  const log = makeLog({ level: "info", format: "text", write: (line) => lines.add(line) });
+  // A fault while serving one request must not end an engine that serves others.
+  for (const event of ["uncaughtException", "unhandledRejection"] as const) {
+    process.removeAllListeners(event);
+    process.on(event, (error: unknown) => log.error("a fault in the shim", { why: messageOf(error) }));
+  }
   await new Shim(spec, log).run();
 }
 
@@ -42,7 +57,8 @@ class Shim {
   readonly #state: RankState;
   readonly #engine: Engine;
   readonly #door: Door;
-  readonly #trust: { current: Trust | null } = { current: null };
+  #trust: Trust | null = null;
+  #revocations: readonly Revocation[];
   #listener: PeerListener | null = null;
   #process: EngineProcess | null = null;
   #last_progress_ms = Date.now();
@@ -55,6 +71,7 @@ class Shim {
   constructor(spec: ShimSpec, log: Log) {
     const { launch, folder, engine_socket } = spec;
     this.#spec = spec;
+    this.#revocations = spec.revocations;
     this.#log = log.with({ component: "shim", attempt: launch.attempt, replica: launch.replica });
     this.#rank_log = new RankLog(folder);
     this.#state = new RankState(launch.attempt, Date.now);
@@ -64,7 +81,15 @@ class Shim {
   }
 
   async run(): Promise<void> {
-    const control = await serveUnix(this.#spec.control_socket, (request) => this.#control(request));
+    const control = await serveUnix(
+      this.#spec.control_socket,
+      controlOf({
+        state: this.#state,
+        log: this.#rank_log,
+        stop: (reason) => this.#stop(reason),
+        trust: (trust) => this.#renew(trust),
+      }),
+    );
     for (const signal of ["SIGTERM", "SIGINT"] as const) process.on(signal, () => this.#stop(`the shim got ${signal}`));
     process.on("SIGHUP", () => {});
     const { owner_pid } = this.#spec;
@@ -81,7 +106,7 @@ class Shim {
     const engine = this.#process as EngineProcess;
     const ended = engine.ended.then((end) => ({ end }));
     const stop = this.#stop_asked.then((reason) => ({ reason }));
-    const first = await Promise.race([ended, stop, this.#becomeReady()]);
+    const first = await Promise.race([ended, stop, this.#becomeReady(engine.pid)]);
     const last = first === "ready" ? await Promise.race([ended, stop]) : first;
     if ("end" in last) return this.#engineEnded(last.end, first === "ready");
     if ("reason" in last) return this.#stopEngine(engine, last.reason);
@@ -90,11 +115,11 @@ class Shim {
   }
 
   async #openDoor(): Promise<RankExit | null> {
-    const { tls, launch, revocations } = this.#spec;
+    const { tls, launch } = this.#spec;
     const identity = await loadIdentity(tls);
     const trust = new Trust(identity.ca);
-    trust.setRevocations(revocations);
-    this.#trust.current = trust;
+    trust.setRevocations([...this.#revocations]);
+    this.#trust = trust;
     try {
       this.#listener = await listenMutualTls({
         host: launch.door.address,
@@ -114,15 +139,20 @@ class Shim {
   }
 
   async #startEngine(): Promise<void> {
-    const { launch, engine_path, engine_socket, engine_user, folder, weights_path } = this.#spec;
+    const { launch, engine_path, engine_socket, folder, weights_path } = this.#spec;
+    const user = await this.#engineUser();
+    // The engine's own places: one to work in, one for its socket, so that it can write to no other.
+    const work = join(folder, "work");
+    await makeFolderFor(work, user);
+    await makeFolderFor(dirname(engine_socket), user);
     const program: readonly [string, ...string[]] = engine_path === "" ? ownProgram() : [engine_path];
-    const command = this.#engine.command({ launch, program, weights_path, socket: engine_socket, folder });
+    const command = this.#engine.command({ launch, program, weights_path, socket: engine_socket, folder: work });
     this.#process = await EngineProcess.start(command, {
       attempt: launch.attempt,
       scrub: this.#engine.scrub,
       env: process.env,
-      user: engine_user,
-      folder,
+      user,
+      folder: work,
       log: this.#rank_log,
       onLine: (line) => this.#sawLine(line),
     });
@@ -130,16 +160,42 @@ class Shim {
     this.#log.info("engine started", { engine_pid: this.#process.pid });
   }
 
+  async #engineUser(): Promise<UnixUser | null> {
+    const { engine_user } = this.#spec;
+    if (engine_user === null) return null;
+    const user = await userOf(engine_user);
+    if (user === null) throw new Error(`cannot run the engine as ${engine_user}: there is no such user`);
+    return user;
+  }
+
   #sawLine(line: string): void {
-    if (this.#state.status.phase !== "starting" || !this.#engine.isProgress(line)) return;
+    if (this.#engine.isProgress(line)) this.#sawProgress();
+  }
+
+  #sawProgress(): void {
+    if (this.#state.status.phase !== "starting") return;
     this.#last_progress_ms = Date.now();
     const { progress } = this.#state.status;
     this.#state.change({ progress: { done: (progress?.done ?? 0) + 1, total: null } });
   }
 
+  /** Loading shows in what the engine takes in even where it prints nothing for a long time. */
+  async #watchIntake(session: number): Promise<void> {
+    let mark = 0;
+    while (this.#state.status.phase === "starting") {
+      const intake = await intakeOf(session);
+      if (intake >= mark + limits.LOADING_STEP_BYTES) {
+        mark = intake;
+        this.#sawProgress();
+      }
+      await Bun.sleep(limits.LOADING_POLL_MS);
+    }
+  }
+
   /** Asks the engine's probes in order until all are content, it fails one, or its time is up. */
-  async #becomeReady(): Promise<"ready" | { readonly failed: string }> {
+  async #becomeReady(session: number): Promise<"ready" | { readonly failed: string }> {
     const { start_deadline_ms } = this.#spec.launch;
+    void this.#watchIntake(session);
     for (const probe of this.#engine.probes) {
       for (;;) {
         const verdict = probe.judge(...(await this.#ask(probe.path)));
@@ -148,7 +204,7 @@ class Shim {
         if (Date.now() - this.#last_progress_ms > start_deadline_ms) {
           return { failed: `not ready ${Math.round(start_deadline_ms / 1_000)} s after its last sign of progress` };
         }
-        await Bun.sleep(PROBE_INTERVAL_MS);
+        await Bun.sleep(limits.PROBE_INTERVAL_MS);
       }
     }
     if (this.#stopping === null && this.#state.status.phase === "starting") this.#state.change({ phase: "ready", detail: "ready" });
@@ -157,7 +213,7 @@ class Shim {
 
   async #ask(path: string): Promise<[number, string]> {
     try {
-      const answer = await fetchUnix(this.#spec.engine_socket, path, { signal: AbortSignal.timeout(PROBE_MS) });
+      const answer = await fetchUnix(this.#spec.engine_socket, path, { signal: AbortSignal.timeout(limits.PROBE_MS) });
       return [answer.status, await answer.text()];
     } catch {
       return [0, ""];
@@ -167,7 +223,6 @@ class Shim {
   async #engineEnded(end: EngineEnd, was_ready: boolean): Promise<RankExit> {
     this.#state.change({ phase: "stopping", detail: "the engine has ended" });
     this.#door.cut();
-    await this.#process?.sweep();
     const how = end.signal === null ? `exited with code ${end.code}` : `was killed by ${end.signal}`;
     return this.#exit(was_ready ? "died" : "start", `the engine ${how}${was_ready ? "" : " before it was ready"}`, end);
   }
@@ -190,52 +245,34 @@ class Shim {
   }
 
   async #leave(exit: RankExit, control: UnixServer): Promise<void> {
-    const last_lines = exit.kind === "stopped" ? [] : this.#rank_log.tail(EXIT_LOG_LINES_COUNT);
-    const whole: RankExit = { ...exit, last_lines };
-    this.#log.info("ended", { kind: exit.kind, reason: exit.reason });
+    const left = (await this.#process?.sweep()) ?? [];
+    const reason = left.length === 0 ? exit.reason : `${exit.reason}; processes that would not end: ${left.join(" ")}`;
+    const last_lines = exit.kind === "stopped" ? [] : this.#rank_log.tail(limits.EXIT_LOG_LINES_COUNT);
+    const whole: RankExit = { ...exit, reason, last_lines };
+    this.#log.info("ended", { kind: exit.kind, reason });
     await writeAtomic(join(this.#spec.folder, EXIT_FILE), JSON.stringify(whole), 0o600).catch((error: unknown) => {
       this.#log.error("cannot leave exit.json", { why: messageOf(error) });
     });
-    this.#state.change({ phase: "exited", detail: whole.reason, exit: whole });
+    this.#state.change({ phase: "exited", detail: reason, exit: whole });
     await this.#listener?.close();
     // Who waits for the status hears of the end before the socket goes.
-    await Bun.sleep(SHIM_FAREWELL_MS);
+    await Bun.sleep(limits.SHIM_FAREWELL_MS);
     await control.close();
   }
 
-  async #control(request: Request): Promise<Response> {
-    const url = new URL(request.url);
-    switch (`${request.method} ${url.pathname}`) {
-      case "GET /status":
-        return Response.json(await this.#state.next(Number(url.searchParams.get("after") ?? 0)));
-      case "POST /stop": {
-        const { reason } = parseAs(StopRequest, await request.json(), "the stop request");
-        this.#stop(reason);
-        return Response.json({});
-      }
-      case "POST /trust":
-        await this.#renew(parseAs(ShimTrust, await request.json(), "the trust message"));
-        return Response.json({});
-      case "GET /log": {
-        const lines = Math.min(Number(url.searchParams.get("lines") ?? 100) || 0, LOG_TAIL_LINES_COUNT);
-        return new Response(
-          this.#rank_log
-            .tail(lines)
-            .map((line) => `${line}\n`)
-            .join(""),
-        );
-      }
-      default:
-        return new Response("no such path", { status: 404 });
-    }
-  }
-
   async #renew({ revocations }: ShimTrust): Promise<void> {
-    this.#trust.current?.setRevocations(revocations);
+    this.#revocations = revocations;
+    this.#trust?.setRevocations(revocations);
     const isRevoked = (name: string, issued_ms: number) => revocations.some((entry) => entry.name === name && issued_ms <= entry.until_ms);
     this.#listener?.dropPeers((peer) => isRevoked(peer.name, peer.issued_ms));
     this.#listener?.setIdentity(await loadIdentity(this.#spec.tls));
   }
+}
+
+/** Makes a folder that only its user can enter, and whoever is root; one that is there stays as it is. */
+async function makeFolderFor(path: string, user: UnixUser | null): Promise<void> {
+  if ((await mkdir(path, { recursive: true, mode: 0o700 })) === undefined || user === null) return;
+  await chown(path, user.uid, user.gid);
 }
 
 function explain(error: unknown): string {

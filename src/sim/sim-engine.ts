@@ -114,7 +114,7 @@ class SimEngine {
   }
 
   async #generate(job: Job, signal: AbortSignal): Promise<Response> {
-    await this.#turn();
+    await this.#turn(signal);
     this.#counters.requests += 1;
     this.#counters.prompt_tokens += countTokens(job.prompt);
     if (job.stream) {
@@ -175,19 +175,36 @@ class SimEngine {
     }
   }
 
-  async #turn(): Promise<void> {
-    if (this.#counters.running >= this.#settings.parallel) {
-      this.#counters.waiting += 1;
-      await new Promise<void>((resolve) => this.#queue.push(resolve));
+  /** Waits for a place among those that run; throws when the client is gone before it has one. */
+  async #turn(signal: AbortSignal): Promise<void> {
+    if (this.#counters.running >= this.#settings.parallel) await this.#wait(signal);
+    else this.#counters.running += 1;
+  }
+
+  async #wait(signal: AbortSignal): Promise<void> {
+    this.#counters.waiting += 1;
+    try {
+      // Who leaves hands its place to who is called here, so the number of those that run stays.
+      await new Promise<void>((resolve, reject) => {
+        this.#queue.push(resolve);
+        signal.addEventListener("abort", () => {
+          const place = this.#queue.indexOf(resolve);
+          if (place < 0) return;
+          this.#queue.splice(place, 1);
+          this.#counters.cancelled += 1;
+          reject(new Error("the client is gone"));
+        });
+      });
+    } finally {
       this.#counters.waiting -= 1;
     }
-    this.#counters.running += 1;
   }
 
   #leave(cancelled: boolean): void {
-    this.#counters.running -= 1;
     if (cancelled) this.#counters.cancelled += 1;
-    this.#queue.shift()?.();
+    const next = this.#queue.shift();
+    if (next) next();
+    else this.#counters.running -= 1;
   }
 
   #metrics(): string {

@@ -1,0 +1,84 @@
+import { afterEach, beforeEach, expect, test } from "bun:test";
+import { mkdtemp, readdir, rm, stat } from "node:fs/promises";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { LOG_LINE_BYTES } from "../../../src/protocol/limits.ts";
+import { lineSplitter, RankLog, tailOf } from "../../../src/shim/rank-log.ts";
+
+let folder: string;
+beforeEach(async () => {
+  folder = await mkdtemp(join(tmpdir(), "llmgw-log-"));
+});
+afterEach(() => rm(folder, { recursive: true, force: true }));
+
+async function sizeOf(): Promise<number> {
+  const sizes = (await readdir(folder)).map(async (name) => (await stat(join(folder, name))).size);
+  return (await Promise.all(sizes)).reduce((sum, size) => sum + size, 0);
+}
+
+test("a log never grows past its bound, and keeps the newest lines in order", async () => {
+  const bound = 20_000;
+  const log = new RankLog(folder, bound);
+  for (let n = 0; n < 10_000; n += 1) {
+    log.add(`line ${n}`);
+    if (n % 100 === 0) expect(await sizeOf()).toBeLessThanOrEqual(bound);
+  }
+  const tail = log.tail(500);
+  expect(tail).toEqual(Array.from({ length: 500 }, (_, index) => `line ${9_500 + index}`));
+  expect(await readdir(folder)).toHaveLength(2);
+});
+
+test("a log that is opened again goes on where it was, also when it has ended", () => {
+  new RankLog(folder, 10_000).add("before");
+  new RankLog(folder, 10_000).add("after");
+  expect(tailOf(folder, 10)).toEqual(["before", "after"]);
+  expect(tailOf(folder, 1)).toEqual(["after"]);
+  expect(tailOf(folder, 0)).toEqual([]);
+});
+
+test("a second log of the folder has files of its own", () => {
+  new RankLog(folder, 10_000, "shim.log").add("of the shim");
+  expect(tailOf(folder, 10)).toEqual([]);
+});
+
+test("a folder that is gone loses lines, and nothing else", async () => {
+  const log = new RankLog(folder, 100);
+  await rm(folder, { recursive: true });
+  const heard: string[] = [];
+  const stop = log.follow((line) => heard.push(line));
+  for (let n = 0; n < 20; n += 1) log.add(`line ${n}`);
+  stop();
+  log.add("too late");
+  expect(heard).toHaveLength(20);
+});
+
+test("a line over its bound is cut", () => {
+  const log = new RankLog(folder);
+  log.add("x".repeat(LOG_LINE_BYTES * 3));
+  expect(log.tail(1)[0]).toBe(`${"x".repeat(LOG_LINE_BYTES)}…`);
+});
+
+test.each<[string, readonly string[], readonly string[]]>([
+  ["lines in pieces", ["a", "b\nc", "\n"], ["ab", "c"]],
+  ["a last line without its end", ["a\nb"], ["a", "b"]],
+  ["lines of Windows", ["a\r\nb\r\n"], ["a", "b"]],
+  ["an empty line", ["a\n\nb\n"], ["a", "", "b"]],
+  ["nothing", [], []],
+])("%s", (_what, chunks, lines) => {
+  const seen: string[] = [];
+  const take = lineSplitter((line) => seen.push(line));
+  for (const chunk of chunks) take(Buffer.from(chunk));
+  take(null);
+  expect(seen).toEqual([...lines]);
+});
+
+test("a letter of several bytes may come in pieces; a line without end comes in pieces of bounded length", () => {
+  const seen: string[] = [];
+  const take = lineSplitter((line) => seen.push(line));
+  const bytes = Buffer.from("größe\n");
+  for (const byte of bytes) take(Uint8Array.of(byte));
+  expect(seen).toEqual(["größe"]);
+  for (let n = 0; n < 100; n += 1) take(Buffer.alloc(1_000, "y"));
+  expect(seen.length).toBeGreaterThan(10);
+  expect(Math.max(...seen.map((line) => line.length))).toBeLessThan(LOG_LINE_BYTES + 1_001);
+});
