@@ -2,12 +2,7 @@ import { runGateway } from "../gateway/gateway.ts";
 import { loadServerConfig } from "../os/config-file.ts";
 import { makeLog } from "../os/log.ts";
 import { watchOwner } from "../os/process.ts";
-import { ownProgram } from "../os/program.ts";
-import { UPSTREAM_REQUESTS_COUNT } from "../protocol/limits.ts";
 import { command } from "./frame.ts";
-
-/** Bun reads at its start how many requests `fetch` runs at once; without it, it is 256. */
-const FETCH_LIMIT = "BUN_CONFIG_MAX_HTTP_REQUESTS";
 
 export const gatewayCommand = command({
   name: "gateway",
@@ -19,7 +14,6 @@ export const gatewayCommand = command({
   },
   args: [],
   run: async ({ flags }) => {
-    if (process.env[FETCH_LIMIT] === undefined) return runAgainWithLimit();
     const config = await loadServerConfig(flags.config);
     const over = new AbortController();
     const stop = () => {
@@ -33,13 +27,3 @@ export const gatewayCommand = command({
     return 0;
   },
 });
-
-/** The same command in a process that starts with the limit lifted; signals are handed on, its exit code is ours. */
-async function runAgainWithLimit(): Promise<number> {
-  const child = Bun.spawn([...ownProgram(), ...process.argv.slice(2)], {
-    stdio: ["ignore", "inherit", "inherit"],
-    env: { ...process.env, [FETCH_LIMIT]: String(UPSTREAM_REQUESTS_COUNT) },
-  });
-  for (const signal of ["SIGTERM", "SIGINT", "SIGHUP"] as const) process.on(signal, () => child.kill(signal));
-  return child.exited;
-}

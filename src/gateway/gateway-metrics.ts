@@ -1,3 +1,4 @@
+import type { GatewayStatus } from "../protocol/gateway-api.ts";
 import { COMMIT, VERSION } from "../protocol/version.ts";
 import { Counter, Gauge, Histogram, renderMetrics } from "./metrics.ts";
 import type { Loads } from "./loads.ts";
@@ -5,6 +6,13 @@ import type { Routes } from "./snapshot.ts";
 import type { Usage } from "./usage.ts";
 
 const SECONDS = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300];
+
+/** In flight per replica: an old attempt may end its requests beside the new one, and a series may stand there once only. */
+function summed(list: GatewayStatus["loads"]): [replica: string, in_flight: number][] {
+  const sums = new Map<string, number>();
+  for (const { replica, in_flight } of list) sums.set(replica, (sums.get(replica) ?? 0) + in_flight);
+  return [...sums];
+}
 
 /** Every metric of the gateway. */
 export class GatewayMetrics {
@@ -19,7 +27,10 @@ export class GatewayMetrics {
   constructor(routes: Routes, loads: Loads) {
     this.#gauges = [
       new Gauge("llmgw_gateway_in_flight", "Requests at each replica now.", () =>
-        loads.list().map(({ replica, in_flight }) => [{ replica }, in_flight]),
+        summed(loads.list()).map(([replica, count]) => [{ replica }, count]),
+      ),
+      new Gauge("llmgw_gateway_model_in_flight", "Requests at replicas now, by model.", () =>
+        routes.models.map(({ model, targets }) => [{ model }, targets.reduce((sum, target) => sum + loads.stateOf(target).in_flight, 0)]),
       ),
       new Gauge("llmgw_gateway_targets", "Replicas that take requests, by model.", () =>
         routes.models.map(({ model, targets }) => [{ model }, targets.filter((target) => target.state === "ready").length]),

@@ -7,13 +7,12 @@ import { join } from "node:path";
 import { makePrivateFolder } from "../os/files.ts";
 import type { Log } from "../os/log.ts";
 import { serveUnix } from "../os/unix-http.ts";
-import { makeDialer } from "../pki/dial.ts";
 import { loadIdentity } from "../pki/identity.ts";
 import type { ServerConfig } from "../protocol/config.ts";
 import { messageOf, OperatorError, parseAs } from "../protocol/errors.ts";
 import { Snapshot } from "../protocol/gateway-api.ts";
 import type { GatewayStatus } from "../protocol/gateway-api.ts";
-import { DRAIN_REQUESTS_MS, REQUEST_BODY_BYTES } from "../protocol/limits.ts";
+import { DRAIN_REQUESTS_MS } from "../protocol/limits.ts";
 import { PROTOCOL } from "../protocol/protocol.ts";
 import { VERSION } from "../protocol/version.ts";
 import { Front } from "./front.ts";
@@ -21,7 +20,7 @@ import { GatewayMetrics } from "./gateway-metrics.ts";
 import { Loads } from "./loads.ts";
 import { Relay } from "./relay.ts";
 import { Routes } from "./snapshot.ts";
-import { makeUpstream } from "./upstream.ts";
+import { Doors } from "./upstream.ts";
 
 /** The control socket's name in the run folder. */
 export const GATEWAY_SOCKET = "gateway.sock";
@@ -63,9 +62,10 @@ export async function runGateway({ config, log: base, signal }: GatewayOptions):
   const routes = await Routes.open(config.state, log);
   const loads = new Loads();
   const metrics = new GatewayMetrics(routes, loads);
-  const dialer = makeDialer(identity, { revocations: () => routes.snapshot?.revocations ?? [] });
-  const relay = new Relay(routes, loads, makeUpstream(dialer), metrics, log);
-  const front = new Front({ routes, relay, loads, metrics, log, leaving: () => signal.aborted });
+  const doors = new Doors({ identity, revocations: () => routes.snapshot?.revocations ?? [] });
+  const relay = new Relay({ routes, loads, upstream: doors, metrics, log });
+  const may_be_open = isLoopback(splitHostPort(config.listen.gateway).hostname);
+  const front = new Front({ routes, relay, metrics, log, leaving: () => signal.aborted, may_be_open });
   await makePrivateFolder(config.run);
   const status = (): GatewayStatus => ({
     protocol: PROTOCOL,
@@ -87,7 +87,7 @@ export async function runGateway({ config, log: base, signal }: GatewayOptions):
   const server = await listen(config, front);
   const reload = async () => {
     try {
-      dialer.setIdentity(await loadIdentity({ ca: config.tls.ca, ...config.gateway.identity }));
+      doors.setIdentity(await loadIdentity({ ca: config.tls.ca, ...config.gateway.identity }));
       log.info("took the certificate again");
     } catch (error) {
       log.error("kept the old certificate", { why: messageOf(error) });
@@ -101,6 +101,7 @@ export async function runGateway({ config, log: base, signal }: GatewayOptions):
   log.info("gateway is ending", { in_flight: loads.in_flight });
   await Promise.race([server.stop(), Bun.sleep(DRAIN_REQUESTS_MS)]);
   await server.stop(true);
+  doors.close();
   await control.close();
 }
 
@@ -111,13 +112,12 @@ async function listen(config: ServerConfig, front: Front): Promise<Bun.Server<un
     return Bun.serve({
       hostname,
       port,
-      maxRequestBodySize: REQUEST_BODY_BYTES,
+      development: false,
+      // The front counts bodies itself, so that a refusal is in OpenAI's form.
+      maxRequestBodySize: Number.MAX_SAFE_INTEGER,
       ...(tls && { tls: { cert: await Bun.file(tls.cert).text(), key: await Bun.file(tls.key).text() } }),
-      fetch: (request, server) => {
-        // An engine may think for minutes before its first byte.
-        server.timeout(request, 0);
-        return front.handle(request);
-      },
+      // An engine may think for minutes before its first byte; a client that stops in its request is cut by Bun's own 10 s.
+      fetch: (request, server) => front.handle(request, () => server.timeout(request, 0)),
     });
   } catch (error) {
     const remedy = `find what listens there: ss -ltnp 'sport = :${port}', or set listen.gateway`;

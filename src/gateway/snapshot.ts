@@ -16,6 +16,7 @@ export class Routes {
   #models = new Map<string, ModelRoute>();
   #keys = new Map<string, KeyRecord>();
   readonly #waiting = new Set<() => void>();
+  #writing: Promise<void> = Promise.resolve();
 
   private constructor(file: string, log: Log) {
     this.#file = file;
@@ -46,10 +47,18 @@ export class Routes {
   async accept(snapshot: Snapshot): Promise<boolean> {
     if (this.#snapshot && comparePlanVersions(snapshot.version, this.#snapshot.version) < 0) return false;
     this.#use(snapshot);
-    await writeAtomic(this.#file, JSON.stringify(snapshot), 0o600).catch((error: unknown) => {
-      this.#log.error("cannot keep the snapshot; a restarted gateway would start from an older one", { why: messageOf(error) });
-    });
+    // One after the other, so that the newest is the one that stays.
+    this.#writing = this.#writing.then(() => this.#write(snapshot));
+    await this.#writing;
     return true;
+  }
+
+  async #write(snapshot: Snapshot): Promise<void> {
+    try {
+      await writeAtomic(this.#file, JSON.stringify(snapshot), 0o600);
+    } catch (error) {
+      this.#log.error("cannot keep the snapshot; a restarted gateway would start from an older one", { why: messageOf(error) });
+    }
   }
 
   #use(snapshot: Snapshot): void {

@@ -56,7 +56,7 @@ export function makeDialer(identity: Identity, { revocations = () => [], now = D
         // Replaces the check of host names: identity is role and name, wherever the far side listens. With an own check
         // Bun 1.4.5 makes a new connection for each request, so that none is reused for another expectation (tried).
         checkServerIdentity: (_host: string, shown: { readonly raw?: Uint8Array }) => {
-          verdict = judge(shown.raw ?? null, current.ca, expect, url, { now_ms: now(), revocations: revocations() });
+          verdict = judge(shown.raw ?? null, current.ca, expect, new URL(url).host, { now_ms: now(), revocations: revocations() });
           return verdict ?? undefined;
         },
       };
@@ -71,14 +71,18 @@ export function makeDialer(identity: Identity, { revocations = () => [], now = D
   };
 }
 
-function judge(
+/**
+ * Why the far side is not the one that is meant; null when it is.
+ * @param shown its certificate as it came (DER), null when it showed none
+ * @param host what the error calls it
+ */
+export function judge(
   shown: Uint8Array | null,
   ca: string,
   expect: Expectation,
-  url: string,
+  host: string,
   { now_ms, revocations }: { readonly now_ms: number; readonly revocations: readonly Revocation[] },
 ): OperatorError | null {
-  const host = new URL(url).host;
   const noTrust = (why: string) =>
     new OperatorError("E_TLS", `${host} is not trusted`, `its certificate: ${why}`, "check the address, the CA file and both clocks");
   if (!shown) return noTrust("it showed none");

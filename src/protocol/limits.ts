@@ -119,8 +119,18 @@ export const SHIM_START_MS = 15_000;
 
 /** An answer of known length up to this is read whole before it is passed on, so that a broken one is a clean error. */
 export const BUFFERED_ANSWER_BYTES = 8 * 1024 * 1024;
-/** Requests one gateway process has at engines at once at most (Bun's own limit is lifted to it). */
-export const UPSTREAM_REQUESTS_COUNT = 16_384;
+/** A connection of the gateway to a door, with its handshake, must stand within this time. */
+export const UPSTREAM_CONNECT_MS = 5_000;
+/** The gateway keeps an unused connection to a door for this long; less than a door does. */
+export const UPSTREAM_IDLE_MS = 60_000;
+/** Unused connections the gateway keeps per door. */
+export const UPSTREAM_IDLE_COUNT = 512;
+/** A silent connection to a door is probed after this time, so that a machine that vanished is noticed. */
+export const UPSTREAM_PROBE_MS = 15_000;
+/** Bytes of an answer the gateway holds for a client that reads slower than its engine speaks. */
+export const UPSTREAM_BUFFER_BYTES = 256 * 1024;
+/** Largest head (status and headers) of an engine's answer. */
+export const ANSWER_HEAD_BYTES = 64 * 1024;
 
 /** A node takes a placed rank up within this time, or the rank is placed anew. */
 export const TAKE_UP_MS = 60_000;

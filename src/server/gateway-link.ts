@@ -4,13 +4,7 @@ import { fetchUnix } from "../os/unix-http.ts";
 import type { Log } from "../os/log.ts";
 import { messageOf, parseAs } from "../protocol/errors.ts";
 import { GatewayStatus, type Snapshot } from "../protocol/gateway-api.ts";
-import {
-  BACKOFF_MAX_MS,
-  GATEWAY_ANSWER_MS,
-  GATEWAY_RESTART_MS,
-  GATEWAY_STATUS_INTERVAL_MS,
-  UPSTREAM_REQUESTS_COUNT,
-} from "../protocol/limits.ts";
+import { BACKOFF_MAX_MS, GATEWAY_ANSWER_MS, GATEWAY_RESTART_MS, GATEWAY_STATUS_INTERVAL_MS } from "../protocol/limits.ts";
 import type { PlanVersion } from "../protocol/plan.ts";
 
 export interface GatewayLinkOptions {
@@ -128,9 +122,8 @@ export class GatewayLink {
     this.#next_start_ms = Date.now() + Math.min(BACKOFF_MAX_MS, GATEWAY_RESTART_MS * 2 ** this.#starts);
     this.#starts = Math.min(this.#starts + 1, 20);
     const owner = owner_pid === null ? [] : ["--owner-pid", String(owner_pid)];
-    const env = { ...process.env, BUN_CONFIG_MAX_HTTP_REQUESTS: String(UPSTREAM_REQUESTS_COUNT) };
     try {
-      const pid = await spawnDetached([...ownProgram(), "gateway", "--config", config_file, ...owner], env, 2);
+      const pid = await spawnDetached([...ownProgram(), "gateway", "--config", config_file, ...owner], process.env, 2);
       log.info("started a gateway", { gateway_pid: pid });
     } catch (error) {
       log.error("cannot start a gateway", { why: messageOf(error) });

@@ -37,7 +37,8 @@ const idle = () => until("nothing in flight", async () => (await gateway.status(
 /** A streamed answer over a socket of its own: `fetch` in this process would run 256 at once at most. */
 function rawStream(url: string, body: string): Promise<string> {
   const { port } = new URL(url);
-  const head = `POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\nauthorization: Bearer ${KEY}\r\ncontent-length: ${body.length}\r\n\r\n`;
+  const headers = `host: x\r\nconnection: close\r\nauthorization: Bearer ${KEY}\r\ncontent-length: ${body.length}`;
+  const head = `POST /v1/chat/completions HTTP/1.1\r\n${headers}\r\n\r\n`;
   return new Promise((resolve, reject) => {
     let said = "";
     const socket = connect(Number(port), "127.0.0.1", () => socket.write(head + body));
