@@ -43,8 +43,7 @@ describe.skipIf(program === null)("a rank with a real llama-server (needs Debian
   test("answers through its door as it does when asked directly, whole and streamed", async () => {
     const it = await rank();
     await it.reach("ready", 30_000);
-    const socket = join(it.folder, "..", "e.sock");
-    const direct = await textOf(await fetchUnix(socket, "/v1/chat/completions", { method: "POST", body: ask() }));
+    const direct = await textOf(await fetchUnix(it.engine_socket, "/v1/chat/completions", { method: "POST", body: ask() }));
     expect(direct?.length).toBeGreaterThan(10);
     expect(await textOf(await it.ask("/v1/chat/completions", { method: "POST", body: ask() }))).toBe(direct);
     const stream = await (await it.ask("/v1/chat/completions", { method: "POST", body: ask({ stream: true }) })).text();

@@ -1,5 +1,5 @@
 import { closeSync, openSync } from "node:fs";
-import { mkdir, mkdtemp, rm, writeFile } from "node:fs/promises";
+import { chmod, mkdir, mkdtemp, rm, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { spawnDetached, sweepAttempt } from "../../../src/os/process.ts";
@@ -23,7 +23,9 @@ export interface TestRank {
   readonly launch: RankLaunch;
   readonly gateway: Dialer;
   readonly server: Dialer;
-  status(): Promise<ShimStatus>;
+  readonly control_socket: string;
+  readonly engine_socket: string;
+  status(after?: number): Promise<ShimStatus>;
   /** Waits for a phase; the status then. */
   reach(phase: ShimStatus["phase"], deadline_ms?: number): Promise<ShimStatus>;
   stop(): Promise<void>;
@@ -71,6 +73,8 @@ export async function startRank(
   given?: TestAuthority,
 ): Promise<TestRank> {
   const folder = await mkdtemp(join(tmpdir(), "llmgw-rank-"));
+  // An engine of another user has to pass through to its own places.
+  await chmod(folder, 0o711);
   const authority = given ?? (await testAuthority());
   const node = await authority.identity("node", "a");
   await mkdir(join(folder, "rank"));
@@ -105,7 +109,7 @@ export async function startRank(
     weights_path: null,
     folder: join(folder, "rank"),
     control_socket: join(folder, "c"),
-    engine_socket: join(folder, "e.sock"),
+    engine_socket: join(folder, "engine", "e.sock"),
     tls,
     revocations: [],
     engine_user: null,
@@ -118,10 +122,13 @@ export async function startRank(
   closeSync(log);
   const gateway = makeDialer(await authority.identity("gateway", `tester-${attempt}`));
   const server = makeDialer(await authority.identity("server", "control"));
-  const status = async () => parseAs(ShimStatus, await (await fetchUnix(whole.control_socket, "/status")).json(), "status");
+  const status = async (after = 0) =>
+    parseAs(ShimStatus, await (await fetchUnix(whole.control_socket, `/status?after=${after}`)).json(), "status");
   const exit = async () => parseAs(RankExit, await Bun.file(join(whole.folder, "exit.json")).json(), "exit.json");
   return {
     folder: whole.folder,
+    control_socket: whole.control_socket,
+    engine_socket: whole.engine_socket,
     pid,
     launch,
     gateway,
