@@ -41,8 +41,9 @@ export class DoorConnection {
       const fail = (error: OperatorError) => {
         over = true;
         clearTimeout(timer);
-        raw?.terminate();
+        // First, since ending the connection calls `close` at once.
         reject(error);
+        raw?.terminate();
       };
       const unreachable = (error: unknown) => fail(cannotReach(door, messageOf(error)));
       const timer = setTimeout(() => fail(cannotReach(door, `no connection within ${UPSTREAM_CONNECT_MS} ms`)), UPSTREAM_CONNECT_MS);
