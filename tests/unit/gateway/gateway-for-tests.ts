@@ -41,37 +41,53 @@ export const routeOf = (targets: readonly Target[], starting = false): ModelRout
   starting,
 });
 
-export async function startGateway(): Promise<TestGateway> {
+/** @param more keys of server.yaml's `gateway`; its certificate for users is gateway-tls.crt and .key */
+export async function startGateway(more: Record<string, unknown> = {}, host = "127.0.0.1"): Promise<TestGateway> {
   const folder = await mkdtemp(join(tmpdir(), "llmgw-gateway-"));
   const authority = await testAuthority();
   const identity = await authority.identity("gateway", "gateway");
+  const shown = await authority.identity("server", "localhost");
   await Promise.all([
     writeFile(join(folder, "ca.crt"), identity.ca),
+    writeFile(join(folder, "gateway-tls.crt"), shown.cert),
+    writeFile(join(folder, "gateway-tls.key"), shown.key, { mode: 0o600 }),
     writeFile(join(folder, "gateway.crt"), identity.cert),
     writeFile(join(folder, "gateway.key"), identity.key, { mode: 0o600 }),
   ]);
   const port = freePort();
   const config = {
-    listen: { control: "127.0.0.1:1", gateway: `127.0.0.1:${port}` },
+    listen: { control: "127.0.0.1:1", gateway: `${host}:${port}` },
     tls: { ca: "ca.crt", cert: "server.crt", key: "server.key" },
     state: "state",
     run: "run",
-    gateway: { identity: { cert: "gateway.crt", key: "gateway.key" } },
+    gateway: { identity: { cert: "gateway.crt", key: "gateway.key" }, ...more },
   };
   await writeFile(join(folder, "server.yaml"), JSON.stringify(config));
-  return launch(folder, port, authority);
+  const place = { folder, url: `${"tls" in more ? "https" : "http"}://127.0.0.1:${port}`, authority };
+  return launch(place).catch(async (error: unknown) => {
+    await rm(folder, { recursive: true, force: true });
+    throw error;
+  });
 }
 
-async function launch(folder: string, port: number, authority: TestAuthority): Promise<TestGateway> {
+interface Place {
+  readonly folder: string;
+  readonly url: string;
+  readonly authority: TestAuthority;
+}
+
+async function launch(place: Place): Promise<TestGateway> {
+  const { folder, url, authority } = place;
   const [program, ...rest] = ownProgram();
   const child = spawn(program, [...rest, "gateway", "--config", join(folder, "server.yaml"), "--owner-pid", String(process.pid)], {
     stdio: ["ignore", "ignore", "pipe"],
   });
   let said = "";
   child.stderr.on("data", (data: Buffer) => (said += data.toString()));
-  const url = `http://127.0.0.1:${port}`;
   const socket = join(folder, "run", "gateway.sock");
-  await until("the gateway", () => fetch(`${url}/livez`).catch(() => null)).catch((error: unknown) => {
+  const up = () => fetch(`${url}/livez`, { tls: { rejectUnauthorized: false } }).catch(() => null);
+  const over = () => (child.exitCode === null ? null : Promise.reject(new Error(`it ended with ${child.exitCode}`)));
+  await until("the gateway", () => over() ?? up()).catch((error: unknown) => {
     throw new Error(`${String(error)}\n${said}`);
   });
   const end = async () => {
@@ -105,7 +121,7 @@ async function launch(folder: string, port: number, authority: TestAuthority): P
         body: typeof body === "string" ? body : JSON.stringify(body),
         ...init,
       }),
-    again: () => launch(folder, port, authority),
+    again: () => launch(place),
     end,
     cleanUp: async () => {
       await end();
