@@ -10,23 +10,29 @@ const OWNED = [
   "--alias",
   "--host",
   "--port",
+  "--reuse-port",
+  "--api-prefix",
   "--api-key",
   "--api-key-file",
+  "--ssl-key-file",
+  "--ssl-cert-file",
   "--ctx-size",
   "--parallel",
   "--metrics",
   "--embedding",
   "--embeddings",
+  "--log-file",
+  "--log-disable",
+  // Other ways to a model, and to other machines.
   "--offline",
-  "--n-gpu-layers",
-  "--gpu-layers",
   "--rpc",
-  "--hf-repo",
   "--model-url",
+  "--hf-repo",
+  "--hf-file",
+  "--hf-token",
+  "--docker-repo",
   "--models-dir",
-  "--reuse-port",
-  "--ssl-key-file",
-  "--ssl-cert-file",
+  "--models-preset",
 ] as const;
 
 /** `-np N` divides the context among N slots, so the whole is context times slots. */
@@ -35,7 +41,23 @@ function contextArgs({ context, parallel }: RankLaunch): string[] {
   return context === null ? slots : ["--ctx-size", String(context * (parallel ?? 1)), ...slots];
 }
 
+/** What llmgw chooses where `args` of the catalog do not. */
+interface Choice {
+  readonly flag: string;
+  readonly value: string;
+  readonly other_name?: string;
+}
+
+function choices({ gpus, embeddings, context }: RankLaunch): Choice[] {
+  // An input is embedded in one batch or refused, so a batch must hold the longest one there may be.
+  const batch = String(context ?? 2_048);
+  const embedding = ["pooling", "batch-size", "ubatch-size"].map((flag) => ({ flag, value: flag === "pooling" ? "mean" : batch }));
+  const offload = { flag: "n-gpu-layers", value: "all", other_name: "gpu-layers" };
+  return [...(embeddings ? embedding : []), ...(gpus.length > 0 ? [offload] : [])];
+}
+
 function command({ launch, program, weights_path, socket }: LaunchInput) {
+  const { args } = launch;
   const argv: [string, ...string[]] = [
     ...program,
     "--model",
@@ -50,16 +72,13 @@ function command({ launch, program, weights_path, socket }: LaunchInput) {
     "--no-ui",
     "--log-colors",
     "off",
-    ...(launch.embeddings ? ["--embeddings", "--pooling", String(launch.args["pooling"] ?? "mean")] : []),
-    ...(launch.gpus.length > 0 ? ["--n-gpu-layers", "all"] : []),
-    ...argsOf("llamacpp", withoutPooling(launch), OWNED),
+    ...(launch.embeddings ? ["--embeddings"] : []),
+    ...choices(launch).flatMap(({ flag, value, other_name }) =>
+      flag in args || (other_name !== undefined && other_name in args) ? [] : [`--${flag}`, value],
+    ),
+    ...argsOf("llamacpp", args, OWNED),
   ];
   return { argv, env: { CUDA_VISIBLE_DEVICES: launch.gpus.join(",") } };
-}
-
-function withoutPooling({ args, embeddings }: RankLaunch): RankLaunch["args"] {
-  const { pooling: _given, ...rest } = args;
-  return embeddings ? rest : args;
 }
 
 const HEALTH: Probe = {

@@ -43,8 +43,19 @@ describe("llama.cpp's command", () => {
     ],
     ["context without slots", { context: 4_096 }, `${BASE} --ctx-size 4096 ${COMMON}`, ""],
     ["its GPUs and no others", { gpus: ["GPU-1", "GPU-2"] }, `${BASE} ${COMMON} --n-gpu-layers all`, "GPU-1,GPU-2"],
-    ["embeddings", { embeddings: true }, `${BASE} ${COMMON} --embeddings --pooling mean`, ""],
-    ["another pooling", { embeddings: true, args: { pooling: "last" } }, `${BASE} ${COMMON} --embeddings --pooling last`, ""],
+    ["layers as given", { gpus: ["GPU-1"], args: { "gpu-layers": 20 } }, `${BASE} ${COMMON} --gpu-layers 20`, "GPU-1"],
+    [
+      "embeddings, of inputs as long as the context",
+      { embeddings: true, context: 8_192 },
+      `${BASE} --ctx-size 8192 ${COMMON} --embeddings --pooling mean --batch-size 8192 --ubatch-size 8192`,
+      "",
+    ],
+    [
+      "embeddings otherwise",
+      { embeddings: true, args: { pooling: "last", "ubatch-size": 512, "batch-size": 512 } },
+      `${BASE} ${COMMON} --embeddings --pooling last --ubatch-size 512 --batch-size 512`,
+      "",
+    ],
     [
       "args as given",
       { args: { "flash-attn": "on", threads: 8, "no-warmup": true, "context-shift": false } },

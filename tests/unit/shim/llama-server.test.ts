@@ -33,6 +33,13 @@ async function rank(launch: Partial<RankLaunch> = {}, weights_path = model(), en
   return it;
 }
 
+/** A rank whose model takes no disk and makes a few tokens a second. */
+async function slow(): Promise<TestRank> {
+  const hollow = join(folder, "hollow.gguf");
+  await writeHollowGguf(hollow, { layers: 8, width: 1_024, heads: 8, kv_heads: 8, feed_forward: 4_096 });
+  return rank({ embeddings: false, args: { "no-warmup": true } }, hollow);
+}
+
 const ask = (more: object = {}) =>
   JSON.stringify({ messages: [{ role: "user", content: "hello world" }], max_tokens: 12, temperature: 0, ...more });
 const textOf = async (answer: Response) =>
@@ -56,10 +63,43 @@ describe.skipIf(program === null)("a rank with a real llama-server (needs Debian
     expect(vectors.data[0]?.embedding).toHaveLength(64);
   });
 
+  test("embeds an input as long as its context", async () => {
+    const it = await rank();
+    await it.reach("ready", 30_000);
+    const input = "the cat sat on the mat and ".repeat(250);
+    const answer = await it.ask("/v1/embeddings", { method: "POST", body: JSON.stringify({ input }) });
+    expect(answer.status).toBe(200);
+    expect(((await answer.json()) as { usage: { prompt_tokens: number } }).usage.prompt_tokens).toBeGreaterThan(1_500);
+  });
+
+  test.each([true, false])(
+    "a client that leaves frees its place in llama-server (streamed: %p)",
+    async (stream) => {
+      const it = await slow();
+      await it.reach("ready", 60_000);
+      const gone = new AbortController();
+      const asked = it.ask("/v1/chat/completions", { method: "POST", body: ask({ max_tokens: 2_000, stream }), signal: gone.signal });
+      const outcome = asked
+        .then((answer) => answer.text())
+        .then(
+          () => "whole",
+          () => "gone",
+        );
+      const metrics = async () => (await it.ask("/metrics")).text();
+      await until("the request to run", async () => (await metrics()).includes("requests_processing 1"));
+      gone.abort();
+      expect(await outcome).toBe("gone");
+      await until("its place to be free", async () => {
+        // llama-server looks for its client after a second in which no other request had an answer, so do not ask too often.
+        await Bun.sleep(stream ? 100 : 1_400);
+        return (await metrics()).includes("requests_processing 0");
+      });
+    },
+    60_000,
+  );
+
   test("stops within seconds with a request in flight that would hold llama-server for ever", async () => {
-    const hollow = join(folder, "hollow.gguf");
-    await writeHollowGguf(hollow, { layers: 8, width: 1_024, heads: 8, kv_heads: 8, feed_forward: 4_096 });
-    const it = await rank({ embeddings: false, args: { "no-warmup": true } }, hollow);
+    const it = await slow();
     const { engine_pid } = await it.reach("ready", 60_000);
     const asked = it.ask("/v1/chat/completions", { method: "POST", body: ask({ max_tokens: 2_000 }) }).catch(() => null);
     await until("the request in the engine", async () => (await (await it.ask("/metrics")).text()).includes("requests_processing 1"));
