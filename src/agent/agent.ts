@@ -4,13 +4,12 @@
  * started is ended because the agent or the server went away.
  */
 import { mkdir } from "node:fs/promises";
-import { hostname, userInfo } from "node:os";
+import { hostname } from "node:os";
 import { join } from "node:path";
-import { discoverHardware } from "../hardware/discover.ts";
 import type { Log } from "../os/log.ts";
+import { serveUnix } from "../os/unix-http.ts";
 import { makeDialer } from "../pki/dial.ts";
 import type { Dialer } from "../pki/dial.ts";
-import { loadIdentity } from "../pki/identity.ts";
 import type { Identity } from "../pki/identity.ts";
 import type { NodeRequest, PollAnswer } from "../protocol/agent-api.ts";
 import type { AgentConfig } from "../protocol/config.ts";
@@ -18,15 +17,15 @@ import { messageOf, OperatorError, parseAs } from "../protocol/errors.ts";
 import { NodeId } from "../protocol/ids.ts";
 import type { Inventory } from "../protocol/inventory.ts";
 import { INVENTORY_INTERVAL_MS, LOG_TAIL_LINES_COUNT, REPORT_GATHER_MS, REPORT_INTERVAL_MS } from "../protocol/limits.ts";
-import type { Revocation } from "../protocol/plan.ts";
 import { PROTOCOL } from "../protocol/protocol.ts";
 import { VERSION } from "../protocol/version.ts";
 import { tailOf } from "../shim/rank-log.ts";
 import { WeightStore } from "../weights/store.ts";
 import { converge } from "./converge.ts";
 import { discoverEngines } from "./engine-offers.ts";
-import type { EnginePaths } from "./engine-offers.ts";
+import { engineUserOf, readInventory } from "./inventory.ts";
 import { keepSession, ServerLink } from "./link.ts";
+import { changedFiles, loadNodeIdentity } from "./node-identity.ts";
 import { NodeState } from "./node-state.ts";
 import type { RankContext } from "./rank.ts";
 import { Ranks } from "./ranks.ts";
@@ -43,88 +42,97 @@ export interface AgentOptions {
 
 /** The node id of a configuration: as given, else the host name without its domain. */
 export function nodeIdOf(config: AgentConfig): NodeId {
-  return config.node ?? parseAs(NodeId, hostname().split(".")[0], "the host name as node id");
+  return config.node ?? parseAs(NodeId, hostname().split(".")[0]?.toLowerCase(), "the host name as node id");
 }
 
-/** Runs a node's agent until its signal aborts. @throws OperatorError when it cannot start */
+/**
+ * Runs a node's agent until its signal aborts.
+ * @throws OperatorError when it cannot start: E_IDENTITY (not its certificate), E_EXISTS (an agent runs there), E_CONFIG, E_FILE
+ */
 export async function runAgent(options: AgentOptions): Promise<void> {
-  const agent = await Agent.open(options);
-  await agent.run();
+  const { config, log, signal } = options;
+  const node = nodeIdOf(config);
+  const identity = await loadNodeIdentity(config.tls, node);
+  await makeFolders(config);
+  const alone = await serveUnix(join(config.run, "agent.sock"), () => Response.json({ node, pid: process.pid, version: VERSION }));
+  try {
+    const agent = new Agent(options, await NodeState.open(config.state, log), identity, await engineUserOf(config));
+    await agent.run();
+  } finally {
+    if (!signal.aborted) log.error("the agent ends; what it started goes on");
+    await alone.close();
+  }
 }
 
-/** Ends every rank of a node, for the removal of the node or of llmgw. */
+/** Ends every rank of a node, for the removal of the node or of llmgw; needs neither a server nor a certificate. */
 export async function stopAll(options: AgentOptions): Promise<void> {
-  const agent = await Agent.open(options);
-  await agent.ranks.stopAll("all ranks of this node are to stop");
+  await makeFolders(options.config);
+  const engine_user = await engineUserOf(options.config);
+  const ranks = ranksOf(options, { engine_user, revocations: () => [], changed: () => {} });
+  await ranks.open();
+  await ranks.stopAll("all ranks of this node are to stop");
+}
+
+async function makeFolders({ state, run }: AgentConfig): Promise<void> {
+  try {
+    await Promise.all([state, run].map((folder) => mkdir(folder, { recursive: true, mode: 0o711 })));
+  } catch (error) {
+    throw new OperatorError("E_FILE", "cannot make the agent's folders", messageOf(error), "check the owner of `state` and `run`");
+  }
+}
+
+function ranksOf(options: AgentOptions, rest: Pick<RankContext, "engine_user" | "revocations" | "changed">): Ranks {
+  const { config, log, owner_pid, signal } = options;
+  const node = nodeIdOf(config);
+  return new Ranks({
+    ...rest,
+    node,
+    log: log.with({ component: "agent", node }),
+    weights: new WeightStore(join(config.state, "weights")),
+    tls: config.tls,
+    ranks_folder: join(config.state, "ranks"),
+    socket_folder: join(config.run, "r"),
+    owner_pid,
+    closed: signal,
+    enginePath: (kind) => (kind === "sim" ? "" : kind === "llamacpp" ? (config.llamacpp_bin ?? null) : null),
+  });
 }
 
 class Agent {
-  readonly ranks: Ranks;
   readonly #options: AgentOptions;
   readonly #node: NodeId;
   readonly #log: Log;
   readonly #state: NodeState;
   readonly #dialer: Dialer;
-  readonly #engine_paths: EnginePaths;
+  readonly #ranks: Ranks;
   readonly #changed = new Signal();
-  #inventory: Inventory;
+  #inventory!: Inventory;
   #inventory_revision = 1;
   #identity: Identity;
-  #revocations: readonly Revocation[] = [];
 
-  private constructor(options: AgentOptions, state: NodeState, identity: Identity, engine_paths: EnginePaths, inventory: Inventory) {
-    const { config, log, owner_pid } = options;
+  constructor(options: AgentOptions, state: NodeState, identity: Identity, engine_user: string | null) {
     this.#options = options;
-    this.#node = nodeIdOf(config);
-    this.#log = log.with({ component: "agent", node: this.#node });
+    this.#node = nodeIdOf(options.config);
+    this.#log = options.log.with({ component: "agent", node: this.#node });
     this.#state = state;
     this.#identity = identity;
-    this.#dialer = makeDialer(identity);
-    this.#engine_paths = engine_paths;
-    this.#inventory = inventory;
-    const context: RankContext = {
-      node: this.#node,
-      log: this.#log,
-      weights: new WeightStore(join(config.state, "weights")),
-      tls: config.tls,
-      ranks_folder: join(config.state, "ranks"),
-      socket_folder: join(config.run, "r"),
-      engine_user: engineUser(config.engine_user),
-      owner_pid,
-      enginePath: (kind) => engine_paths[kind] ?? "",
-      revocations: () => this.#revocations,
-      changed: () => this.#changed.raise(),
-    };
-    this.ranks = new Ranks(context);
-  }
-
-  static async open(options: AgentOptions): Promise<Agent> {
-    const { config } = options;
-    const node = nodeIdOf(config);
-    const identity = await loadIdentity(config.tls);
-    if (identity.role !== "node" || identity.name !== node) {
-      const why = `${config.tls.cert} is the certificate of ${identity.role} ${identity.name}`;
-      throw new OperatorError(
-        "E_IDENTITY",
-        `this agent cannot be node ${node}`,
-        why,
-        `issue a certificate with llmgw ca issue-node ${node}, or set node`,
-      );
-    }
-    await mkdir(config.state, { recursive: true, mode: 0o711 });
-    const state = await NodeState.open(config.state);
-    const engine_paths: EnginePaths = config.llamacpp_bin === undefined ? {} : { llamacpp: config.llamacpp_bin };
-    const agent = new Agent(options, state, identity, engine_paths, await readInventory(config, engine_paths));
-    await agent.ranks.open();
-    return agent;
+    this.#dialer = makeDialer(identity, { revocations: () => state.revocations });
+    const changed = () => this.#changed.raise();
+    this.#ranks = ranksOf(options, { engine_user, revocations: () => state.revocations, changed });
   }
 
   async run(): Promise<void> {
     const { config, signal } = this.#options;
-    const { certificate, ...about } = { certificate: this.#identity.serial, address: config.address, version: VERSION };
-    this.#log.info("agent started", { ...about, serial: certificate, servers: config.servers.join(" ") });
-    for (const offer of this.#inventory.engines)
-      if (!offer.offered) this.#log.warn("an engine is not offered", { engine: offer.kind, path: offer.path, why: offer.reason });
+    // What runs is known before anybody is told of it, so that nobody takes it for gone.
+    await this.#ranks.open();
+    const engines = await discoverEngines({ llamacpp: config.llamacpp_bin });
+    this.#inventory = await readInventory(config, engines);
+    const about = { address: config.address, version: VERSION, serial: this.#identity.serial };
+    this.#log.info("agent started", { ...about, servers: config.servers.join(" ") });
+    for (const { offered, kind, path, reason } of engines)
+      if (!offered) this.#log.warn("an engine is not offered", { engine: kind, path, why: reason });
+    for (const { code, text } of this.#inventory.warnings) this.#log.warn(text, { code });
+    this.#ranks.resume();
     const renew = () => void this.#renew();
     process.on("SIGHUP", renew);
     const refresh = setInterval(() => void this.#refresh(), INVENTORY_INTERVAL_MS);
@@ -151,7 +159,7 @@ class Agent {
         address: this.#options.config.address,
         clock_ms: Date.now(),
         inventory: this.#inventory,
-        ranks: this.ranks.statuses(),
+        ranks: this.#ranks.statuses(),
         seen: this.#state.seen,
       },
       signal,
@@ -177,10 +185,7 @@ class Agent {
   }
 
   async #follow({ plan, revocations }: PollAnswer): Promise<void> {
-    if (JSON.stringify(revocations) !== JSON.stringify(this.#revocations)) {
-      this.#revocations = revocations;
-      await this.ranks.trust(revocations);
-    }
+    if (await this.#state.revoke(revocations)) this.#ranks.trust();
     if (plan === null) return;
     if (plan.node !== this.#node || !(await this.#state.accept(plan.version))) {
       this.#log.warn("refused a plan", {
@@ -191,7 +196,7 @@ class Agent {
       });
       return;
     }
-    for (const action of converge(plan.ranks, this.ranks.statuses())) await this.ranks.act(action);
+    await Promise.all(converge(plan.ranks, this.#ranks.statuses()).map((action) => this.#ranks.act(action)));
     this.#changed.raise();
   }
 
@@ -203,58 +208,49 @@ class Agent {
       this.#changed.clear();
       const revision = this.#inventory_revision;
       const inventory = revision === sent ? null : this.#inventory;
-      await link.report({ session, seq, clock_ms: Date.now(), seen: this.#state.seen, inventory, ranks: this.ranks.statuses() }, signal);
+      await link.report({ session, seq, clock_ms: Date.now(), seen: this.#state.seen, inventory, ranks: this.#ranks.statuses() }, signal);
       sent = revision;
     }
   }
 
   async #answer(link: ServerLink, session: string, request: NodeRequest, signal: AbortSignal): Promise<void> {
-    const folder = this.ranks.folderOf(request.attempt);
-    const lines = folder === null ? null : tailOf(folder, Math.min(request.lines, LOG_TAIL_LINES_COUNT));
-    const result = lines === null ? { error: `attempt ${request.attempt} is not on this node` } : { lines };
-    await link.result(request.id, { session, result }, signal).catch((error: unknown) => {
+    try {
+      await link.result(request.id, { session, result: this.#logOf(request) }, signal);
+    } catch (error) {
       this.#log.debug("an answer did not arrive", { id: request.id, why: messageOf(error) });
-    });
+    }
+  }
+
+  #logOf({ attempt, lines }: NodeRequest): { lines: string[] } | { error: string } {
+    const folder = this.#ranks.folderOf(attempt);
+    if (folder === null) return { error: `attempt ${attempt} is not on this node` };
+    try {
+      return { lines: tailOf(folder, Math.min(lines, LOG_TAIL_LINES_COUNT)) };
+    } catch (error) {
+      return { error: messageOf(error) };
+    }
   }
 
   async #refresh(): Promise<void> {
     try {
-      this.#inventory = await readInventory(this.#options.config, this.#engine_paths, this.#inventory);
+      if (await changedFiles(this.#options.config.tls, this.#identity)) await this.#renew();
+      this.#inventory = await readInventory(this.#options.config, this.#inventory.engines);
       this.#inventory_revision += 1;
     } catch (error) {
       this.#log.warn("cannot read this machine", { why: messageOf(error) });
     }
   }
 
-  /** SIGHUP: the certificate was renewed on disk. */
+  /** The certificate was renewed on disk: takes it, and makes the shims take it. */
   async #renew(): Promise<void> {
     try {
-      this.#identity = await loadIdentity(this.#options.config.tls);
+      this.#identity = await loadNodeIdentity(this.#options.config.tls, this.#node);
       this.#dialer.setIdentity(this.#identity);
-      await this.ranks.trust(this.#revocations);
+      this.#ranks.trust();
       this.#log.info("took the certificate again", { serial: this.#identity.serial });
     } catch (error) {
-      this.#log.error("kept the old certificate", { why: messageOf(error) });
+      const why = error instanceof OperatorError ? `${error.message}: ${error.why}` : messageOf(error);
+      this.#log.error("kept the old certificate", { why });
     }
   }
-}
-
-/** What the node is and has. Engines are looked at once; what they are does not change while the agent runs. */
-async function readInventory(config: AgentConfig, paths: EnginePaths, before?: Inventory): Promise<Inventory> {
-  const { nvidia_smi, state } = config;
-  const [hardware, engines] = await Promise.all([
-    discoverHardware({ state, ...(nvidia_smi !== undefined && { nvidia_smi }) }),
-    before?.engines ?? discoverEngines(paths),
-  ]);
-  const root = process.getuid?.() === 0;
-  const text = `engines run as root: there is no user ${config.engine_user}`;
-  const warnings = root && engineUser(config.engine_user) === null ? [{ code: "engine-user-missing", text }] : [];
-  return { ...hardware, engines, warnings: [...hardware.warnings, ...warnings] };
-}
-
-/** The user engines run as: only root can choose, and only one there is. */
-function engineUser(name: string): string | null {
-  if (userInfo().uid !== 0) return null;
-  const found = Bun.spawnSync(["getent", "passwd", name], { stdin: "ignore", stdout: "pipe", stderr: "ignore" });
-  return found.exitCode === 0 ? name : null;
 }

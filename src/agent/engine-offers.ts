@@ -7,8 +7,11 @@ import type { EngineOffer } from "../protocol/inventory.ts";
 import { ENGINE_VERSION_MS } from "../protocol/limits.ts";
 import { VERSION } from "../protocol/version.ts";
 
+/** Output of a program that has ended must be read within this time, in ms. */
+const OUTPUT_MS = 1_000;
+
 /** Engines the operator gave by path. */
-export type EnginePaths = Partial<Record<EngineKind, string>>;
+export type EnginePaths = { readonly [K in EngineKind]?: string | undefined };
 
 /** Looks which engines this node can run. An engine that does not even print its version is not offered. */
 export async function discoverEngines(paths: EnginePaths): Promise<EngineOffer[]> {
@@ -44,7 +47,10 @@ async function versionOf(engine: Engine, path: string): Promise<{ version: strin
   } catch (error) {
     return { reason: `cannot be started: ${messageOf(error)}` };
   }
-  const [out, err, code] = await Promise.all([new Response(child.stdout).text(), new Response(child.stderr).text(), child.exited]);
+  const said = Promise.all([new Response(child.stdout).text(), new Response(child.stderr).text()]);
+  const code = await child.exited;
+  // What it left running may hold its output open for ever.
+  const [out, err] = await Promise.race([said, Bun.sleep(OUTPUT_MS).then(() => ["", ""] as const)]);
   const output = `${out}\n${err}`;
   if (child.signalCode === "SIGILL") return { reason: "it died of an illegal instruction: this CPU lacks what the build needs" };
   if (child.signalCode === "SIGKILL") return { reason: `it did not print its version within ${ENGINE_VERSION_MS / 1_000} s` };

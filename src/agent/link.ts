@@ -1,3 +1,4 @@
+import { setTimeout as sleep } from "node:timers/promises";
 import * as v from "valibot";
 import type { Log } from "../os/log.ts";
 import type { Dialer } from "../pki/dial.ts";
@@ -115,7 +116,9 @@ export async function keepSession(
       else log.warn("no session with the server; what runs goes on", { server, code: known?.code, why: text, try: known?.remedy });
       last = text;
     }
-    await Bun.sleep(reconnectWait_ms(failures, slow, Math.random()));
+    await sleep(reconnectWait_ms(failures, slow, Math.random()), undefined, { signal }).catch(() => {
+      // It is to end.
+    });
     failures += 1;
   }
 }

@@ -3,43 +3,74 @@ import { mkdir, readFile } from "node:fs/promises";
 import { join } from "node:path";
 import * as v from "valibot";
 import { readIfThere, writeAtomic } from "../os/files.ts";
+import type { Log } from "../os/log.ts";
 import { bootId } from "../os/process.ts";
 import type { SessionKey } from "../protocol/agent-api.ts";
-import { comparePlanVersions, PlanVersion } from "../protocol/plan.ts";
+import { messageOf } from "../protocol/errors.ts";
+import { comparePlanVersions, PlanVersion, Revocation } from "../protocol/plan.ts";
+
+/** What the newest server said that has to be known also without one: the newest plan's version, and who is revoked. */
+const Seen = v.object({ ...PlanVersion.entries, revocations: v.optional(v.array(Revocation), []) });
+type Seen = v.InferOutput<typeof Seen>;
 
 /** What an agent remembers across its restarts, in `<state>/agent/`. */
 export class NodeState {
-  readonly #seen_file: string;
-  #seen: PlanVersion;
+  readonly #file: string;
+  readonly #log: Log;
+  #seen: Seen;
   readonly session_key: SessionKey;
 
-  private constructor(seen_file: string, seen: PlanVersion, session_key: SessionKey) {
-    this.#seen_file = seen_file;
+  private constructor(file: string, log: Log, seen: Seen, session_key: SessionKey) {
+    this.#file = file;
+    this.#log = log;
     this.#seen = seen;
     this.session_key = session_key;
   }
 
-  static async open(state: string): Promise<NodeState> {
+  /** @throws OperatorError E_FILE when the state folder cannot be used */
+  static async open(state: string, log: Log): Promise<NodeState> {
     const folder = join(state, "agent");
     await mkdir(folder, { recursive: true, mode: 0o700 });
-    const seen_file = join(folder, "seen.json");
-    const seen = v.safeParse(v.pipe(v.string(), v.parseJson(), PlanVersion), await readIfThere(seen_file));
+    const file = join(folder, "seen.json");
+    const text = await readIfThere(file);
+    const seen = v.safeParse(v.pipe(v.string(), v.parseJson(), Seen), text);
+    if (text !== null && !seen.success) log.warn("cannot read what was seen last; taking any plan", { file });
     const session_key = { machine_id: await machineId(folder), boot_id: await bootId(), agent_start_id: randomUUID() };
-    return new NodeState(seen_file, seen.success ? seen.output : { epoch: 0, generation: 0 }, session_key);
+    return new NodeState(file, log, seen.success ? seen.output : { epoch: 0, generation: 0, revocations: [] }, session_key);
   }
 
-  /** The newest plan this node was ever given. */
+  /** The version of the newest plan this node was ever given. */
   get seen(): PlanVersion {
-    return this.#seen;
+    const { epoch, generation } = this.#seen;
+    return { epoch, generation };
+  }
+
+  get revocations(): readonly Revocation[] {
+    return this.#seen.revocations;
   }
 
   /** Remembers a plan before anything is done for it. @returns false for one that is older than what was seen */
-  async accept(version: PlanVersion): Promise<boolean> {
-    const order = comparePlanVersions(version, this.#seen);
-    if (order < 0) return false;
-    if (order > 0) await writeAtomic(this.#seen_file, JSON.stringify(version));
-    this.#seen = version;
+  async accept({ epoch, generation }: PlanVersion): Promise<boolean> {
+    const order = comparePlanVersions({ epoch, generation }, this.#seen);
+    if (order > 0) await this.#keep({ ...this.#seen, epoch, generation });
+    return order >= 0;
+  }
+
+  /** @returns false when nothing is new */
+  async revoke(revocations: readonly Revocation[]): Promise<boolean> {
+    if (JSON.stringify(revocations) === JSON.stringify(this.#seen.revocations)) return false;
+    await this.#keep({ ...this.#seen, revocations: [...revocations] });
     return true;
+  }
+
+  /** On a full disk the node goes on, and stops what it is told to stop: that may be what makes room. */
+  async #keep(seen: Seen): Promise<void> {
+    this.#seen = seen;
+    try {
+      await writeAtomic(this.#file, JSON.stringify(seen), 0o600);
+    } catch (error) {
+      this.#log.error("cannot remember the plan's version", { why: messageOf(error), file: this.#file });
+    }
   }
 }
 

@@ -1,14 +1,14 @@
 import { closeSync, openSync } from "node:fs";
-import { mkdir, rm, writeFile } from "node:fs/promises";
+import { mkdir, rm } from "node:fs/promises";
 import { dirname, join } from "node:path";
 import { readIfThere, writeAtomic } from "../os/files.ts";
 import type { Log } from "../os/log.ts";
-import { spawnDetached, sweepAttempt, waitGone } from "../os/process.ts";
+import { isAlive, processWithArguments, signalProcess, spawnDetached, startTimeOf, sweepAttempt } from "../os/process.ts";
 import { ownProgram } from "../os/program.ts";
 import { RankExit } from "../protocol/agent-api.ts";
 import type { RankStatus } from "../protocol/agent-api.ts";
 import { messageOf, OperatorError, parseAs } from "../protocol/errors.ts";
-import { EXIT_LOG_LINES_COUNT, SHIM_START_MS } from "../protocol/limits.ts";
+import { EXIT_LOG_LINES_COUNT, FETCH_PROGRESS_MS, SHIM_SILENT_MS, SHIM_START_MS } from "../protocol/limits.ts";
 import type { RankLaunch, Revocation } from "../protocol/plan.ts";
 import { PROTOCOL } from "../protocol/protocol.ts";
 import type { ShimSpec, ShimStatus } from "../protocol/shim-api.ts";
@@ -18,6 +18,10 @@ import { ShimClient } from "./shim-client.ts";
 
 /** How long a sweep of a dead shim's processes may take, in ms. */
 const SWEEP_MS = 10_000;
+/** A shim found again is waited for this long at first, so that one that hangs does not keep the agent from starting, in ms. */
+const GREETING_MS = 5_000;
+/** Wait before a shim that did not answer is asked again, in ms. */
+const ASK_AGAIN_MS = 50;
 
 /** What all ranks of a node share. */
 export interface RankContext {
@@ -29,9 +33,13 @@ export interface RankContext {
   readonly ranks_folder: string;
   /** Where sockets lie; short. */
   readonly socket_folder: string;
+  /** User engines run as; null = as the agent does. */
   readonly engine_user: string | null;
   readonly owner_pid: number | null;
-  enginePath(kind: RankLaunch["engine"]): string;
+  /** Aborts when the agent goes: nothing is followed any more, nothing is ended. */
+  readonly closed: AbortSignal;
+  /** The engine's program; "" for the built-in one, null when this node has none. */
+  enginePath(kind: RankLaunch["engine"]): string | null;
   revocations(): readonly Revocation[];
   /** Called after each change of any rank. */
   changed(): void;
@@ -45,112 +53,183 @@ export function socketsOf(folder: string, attempt: string): { control: string; e
   return { control: join(folder, `${attempt}.shim`), engine: join(folder, attempt, "e.sock") };
 }
 
+/** The process of a shim; the start time tells it from a later one of the same number. */
+interface ShimProcess {
+  readonly pid: number;
+  readonly start_ticks: number | null;
+}
+
 /** One attempt as the agent follows it: its weights are fetched, its shim started, or found running, and watched. */
 export class Rank {
   readonly launch: RankLaunch;
   readonly folder: string;
   readonly #context: RankContext;
-  readonly #client: ShimClient;
+  readonly #shim: ShimClient;
   readonly #log: Log;
   #status: RankStatus;
-  #shim_pid: number | null = null;
+  #process: ShimProcess | null = null;
   readonly #fetching = new AbortController();
-  #stop_reason: string | null = null;
+  #begun = false;
+  #was_ready = false;
+  #stop: { readonly reason: string; readonly asked: number; told: boolean } | null = null;
+  #trust_due = false;
 
   constructor(launch: RankLaunch, context: RankContext) {
     this.launch = launch;
     this.folder = join(context.ranks_folder, launch.attempt);
     this.#context = context;
-    this.#client = new ShimClient(socketsOf(context.socket_folder, launch.attempt).control);
+    this.#shim = new ShimClient(socketsOf(context.socket_folder, launch.attempt).control);
     this.#log = context.log.with({ attempt: launch.attempt, replica: launch.replica });
     const { attempt, replica, rank } = launch;
     const phase = launch.weights === null ? "starting" : "fetching";
-    this.#status = {
-      attempt,
-      replica,
-      rank,
-      phase,
-      since_ms: Date.now(),
-      detail: "",
-      engine_pid: null,
-      progress: null,
-      exit: null,
-      launch,
-    };
+    const nothing = { detail: "", engine_pid: null, progress: null, exit: null };
+    this.#status = { attempt, replica, rank, phase, since_ms: Date.now(), ...nothing, launch };
   }
 
   get status(): RankStatus {
     return this.#status;
   }
 
-  get shim(): ShimClient {
-    return this.#client;
-  }
-
   /** Fetches the weights and starts the shim; then follows it to its end. Never rejects. */
   async start(): Promise<void> {
+    this.#begun = true;
     try {
       await mkdir(this.folder, { recursive: true, mode: 0o711 });
       await writeAtomic(join(this.folder, "launch.json"), JSON.stringify(this.launch), 0o600);
       const weights_path = await this.#obtainWeights();
-      if (this.#stop_reason !== null) return this.#end("stopped", this.#stop_reason);
+      if (this.#stop) return await this.#end("stopped", this.#stop.reason);
+      if (this.#context.closed.aborted) return;
       await this.#startShim(weights_path);
     } catch (error) {
+      // An agent that goes leaves the attempt as it is: the next one begins it again.
+      if (this.#context.closed.aborted) return;
       const why = error instanceof OperatorError ? `${error.message}: ${error.why}` : messageOf(error);
-      if (this.#stop_reason !== null) return this.#end("stopped", this.#stop_reason);
+      if (this.#stop) return this.#end("stopped", this.#stop.reason);
       return this.#end(this.#status.phase === "fetching" ? "fetch" : "start", why);
     }
-    await this.follow();
+    await this.#follow(SHIM_START_MS);
   }
 
-  /** Follows a shim that runs, until it has ended. Never rejects. */
-  async follow(): Promise<void> {
+  /**
+   * Takes up what an earlier agent left of this attempt, whatever it is: a shim that runs is followed on, one that is
+   * gone has its exit taken.
+   * @returns false when the attempt never came to a shim; `start` begins it again
+   */
+  async adopt(): Promise<boolean> {
+    const spec_file = join(this.folder, "spec.json");
+    const [spec, exit] = await Promise.all([readIfThere(spec_file), readIfThere(join(this.folder, "exit.json"))]);
+    if (spec === null && exit === null) return false;
+    this.#begun = true;
+    if (exit !== null) {
+      await this.#takeExit("it ended");
+      await this.clearSockets();
+      return true;
+    }
+    try {
+      this.#take(await this.#shim.status(0, AbortSignal.any([this.#context.closed, AbortSignal.timeout(GREETING_MS)])));
+    } catch {
+      const pid = await processWithArguments(["shim", "--spec", spec_file]);
+      if (pid === null) {
+        await this.bury("it was not running when the agent came back");
+        return true;
+      }
+      this.#process = { pid, start_ticks: startTimeOf(pid) };
+    }
+    this.trust();
+    void this.#follow(Infinity);
+    return true;
+  }
+
+  /**
+   * Follows a shim that runs, until it has ended. Never rejects.
+   * @param patience_ms how long it may take to answer for the first time
+   */
+  async #follow(patience_ms: number): Promise<void> {
     let revision = 0;
+    const { closed } = this.#context;
     const started = performance.now();
-    for (;;) {
+    while (!closed.aborted) {
       try {
-        const status = await this.#client.status(revision);
-        if (status.attempt !== this.launch.attempt) throw new Error("another attempt answers");
+        const status = await this.#shim.status(revision, closed);
         ({ revision } = status);
-        this.#shim_pid = status.pid;
         this.#take(status);
         if (status.phase === "exited") return;
+        await this.#tell();
       } catch {
+        if (closed.aborted) return;
         // Nobody answers: it has not opened its socket yet, has left its exit behind, or died without.
-        const patience = this.#shim_pid !== null && revision === 0 ? SHIM_START_MS : 0;
-        const alive = this.#shim_pid !== null && !(await waitGone(this.#shim_pid, 50));
-        if (alive && (revision > 0 || performance.now() - started < patience)) {
-          await Bun.sleep(50);
-          continue;
-        }
-        return this.bury("its shim is gone");
+        const asked = this.#stop?.asked;
+        const late = revision === 0 && performance.now() - started > patience_ms;
+        const silent = asked !== undefined && performance.now() - asked > SHIM_SILENT_MS;
+        if (!this.#isShimAlive()) return this.bury("its shim is gone");
+        if (late || silent) return this.bury("its shim does not answer");
+        await Bun.sleep(ASK_AGAIN_MS);
       }
     }
   }
 
-  /** Ends the attempt; how it goes is seen in the status. */
+  #isShimAlive(): boolean {
+    if (this.#process === null) return false;
+    const { pid, start_ticks } = this.#process;
+    return isAlive(pid) && startTimeOf(pid) === start_ticks;
+  }
+
+  /** Tells the shim what it does not know yet. @throws when it does not answer; it is told again then */
+  async #tell(): Promise<void> {
+    if (this.#stop && !this.#stop.told) {
+      await this.#shim.stop(this.#stop.reason);
+      this.#stop.told = true;
+    }
+    if (!this.#trust_due) return;
+    this.#trust_due = false;
+    try {
+      await this.#shim.trust(this.#context.revocations());
+    } catch (error) {
+      this.#trust_due = true;
+      throw error;
+    }
+  }
+
+  /** Ends the attempt; how it goes is seen in the status. Never rejects. */
   async stop(reason: string): Promise<void> {
-    this.#stop_reason = reason;
+    if (this.#status.phase === "exited" || this.#stop) return;
+    this.#stop = { reason, asked: performance.now(), told: false };
     this.#log.info("stopping a rank", { reason });
+    if (!this.#begun) return this.#end("stopped", reason);
     this.#fetching.abort(new Error(reason));
     if (this.#status.phase === "fetching") return;
     this.#change({ phase: "stopping", detail: reason });
-    await this.#client.stop(reason).catch(() => {
-      // It has ended, or will be found dead.
+    await this.#tell().catch(() => {
+      // It is told when it answers, or found dead.
     });
   }
 
-  /** Takes the exit a dead shim left, or makes one; ends whatever is left of the attempt. */
+  /** Makes the shim read its certificate again and take the revocations of now, at once or when it next answers. */
+  trust(): void {
+    if (this.#status.phase === "exited") return;
+    this.#trust_due = true;
+    this.#tell().catch(() => {});
+  }
+
+  /** Ends whatever is left of the attempt and takes the exit its shim left, or makes one. Never rejects. */
   async bury(reason: string): Promise<void> {
+    if (this.#process && this.#isShimAlive()) signalProcess(this.#process.pid, "SIGKILL", "leader");
     const left = await sweepAttempt(this.launch.attempt, null, SWEEP_MS);
     if (left.length > 0) this.#log.error("processes of a dead rank would not end", { pids: left.join(" ") });
-    const text = await readIfThere(join(this.folder, "exit.json"));
-    if (text === null) return this.#end(this.#stop_reason === null ? "died" : "stopped", this.#stop_reason ?? reason);
+    await this.clearSockets();
+    await this.#takeExit(reason);
+  }
+
+  /** The end its shim wrote down; without one, what is known here. */
+  async #takeExit(reason: string): Promise<void> {
+    const kind = this.#stop ? "stopped" : this.#was_ready ? "died" : "start";
     try {
+      const text = await readIfThere(join(this.folder, "exit.json"));
+      if (text === null) return await this.#end(kind, this.#stop?.reason ?? reason);
       const exit = parseAs(RankExit, JSON.parse(text), "exit.json");
       this.#change({ phase: "exited", detail: exit.reason, exit, engine_pid: null });
     } catch (error) {
-      await this.#end("died", `${reason}; its exit.json cannot be read: ${messageOf(error)}`);
+      await this.#end(kind, `${reason}; its exit.json cannot be read: ${messageOf(error)}`);
     }
   }
 
@@ -158,27 +237,34 @@ export class Rank {
     const { weights } = this.launch;
     if (weights === null) return null;
     this.#change({ phase: "fetching", detail: "fetching weights" });
-    const path = await this.#context.weights.obtain(weights, (done, total) => this.#fetched(done, total), this.#fetching.signal);
+    const signal = AbortSignal.any([this.#fetching.signal, this.#context.closed]);
+    let told = 0;
+    let told_of = "";
+    const progress = (done: number, total: number | null, doing: "fetching" | "checking") => {
+      const now = performance.now();
+      if (now - told < FETCH_PROGRESS_MS && doing === told_of && done !== total) return;
+      [told, told_of] = [now, doing];
+      const far = total === null ? `${done} bytes` : `${Math.floor((100 * done) / Math.max(total, 1))} %`;
+      // The number has to go on rising while the digest is taken: it is how the server knows that something happens.
+      const risen = doing === "checking" ? { done: (total ?? 0) + done, total: null } : { done, total };
+      this.#change({ detail: `${doing} weights: ${far}`, progress: risen });
+    };
+    const path = await this.#context.weights.obtain(weights, progress, signal);
     this.#change({ phase: "starting", detail: "starting the engine", progress: null });
     return path;
   }
 
-  #fetched(done: number, total: number | null): void {
-    const before = this.#status.progress?.done ?? 0;
-    // Said each hundredth, or each 64 MiB where the whole is not known.
-    if (done !== total && done - before < (total ?? 6.4e9) / 100) return;
-    const detail = total === null ? `fetching weights: ${done} bytes` : `fetching weights: ${Math.floor((100 * done) / total)} %`;
-    this.#change({ detail, progress: { done, total } });
-  }
-
   async #startShim(weights_path: string | null): Promise<void> {
     const { node, tls, engine_user, owner_pid, socket_folder } = this.#context;
+    const { engine } = this.launch;
+    const engine_path = this.#context.enginePath(engine);
+    if (engine_path === null) throw new OperatorError("E_ENGINE", `cannot start ${engine}`, "this node does not offer it", "see ctl nodes");
     const sockets = socketsOf(socket_folder, this.launch.attempt);
     const spec: ShimSpec = {
       protocol: PROTOCOL,
       node,
       launch: this.launch,
-      engine_path: this.#context.enginePath(this.launch.engine),
+      engine_path,
       weights_path,
       folder: this.folder,
       control_socket: sockets.control,
@@ -192,35 +278,42 @@ export class Rank {
     await writeAtomic(file, JSON.stringify(spec), 0o600);
     const log = openSync(join(this.folder, "shim.log"), "a", 0o600);
     try {
-      this.#shim_pid = await spawnDetached([...ownProgram(), "shim", "--spec", file], process.env, log);
+      const pid = await spawnDetached([...ownProgram(), "shim", "--spec", file], process.env, log);
+      this.#process = { pid, start_ticks: startTimeOf(pid) };
+      this.#log.info("started a rank", { shim_pid: pid, engine });
     } finally {
       closeSync(log);
     }
-    await writeFile(join(this.folder, "shim.pid"), `${this.#shim_pid}\n`);
-    this.#log.info("started a rank", { shim_pid: this.#shim_pid, engine: this.launch.engine });
   }
 
-  #take({ phase, since_ms, detail, engine_pid, progress, exit }: ShimStatus): void {
-    if (phase === "ready" && this.#status.phase !== "ready") this.#log.info("rank ready", { engine_pid });
+  /** @throws Error when another attempt answers */
+  #take({ attempt, pid, phase, since_ms, detail, engine_pid, progress, exit }: ShimStatus): void {
+    if (attempt !== this.launch.attempt) throw new Error("another attempt answers");
+    if (pid !== this.#process?.pid) this.#process = { pid, start_ticks: startTimeOf(pid) };
+    if (phase === "ready" && !this.#was_ready) this.#log.info("rank ready", { engine_pid });
     if (phase === "exited") this.#log.info("rank ended", { kind: exit?.kind, reason: exit?.reason });
-    this.#status = { ...this.#status, phase, since_ms, detail, engine_pid, progress, exit };
+    this.#was_ready ||= phase === "ready";
+    // What is to stop is not shown as starting or ready again because the shim has not heard of it.
+    const shown = this.#stop && (phase === "starting" || phase === "ready") ? "stopping" : phase;
+    this.#status = { ...this.#status, phase: shown, since_ms, detail, engine_pid, progress, exit };
     this.#context.changed();
   }
 
   async #end(kind: RankExit["kind"], reason: string): Promise<void> {
-    const exit: RankExit = {
-      at_ms: Date.now(),
-      kind,
-      code: null,
-      signal: null,
-      reason,
-      last_lines: tailOf(this.folder, EXIT_LOG_LINES_COUNT),
-    };
+    const exit = { at_ms: Date.now(), kind, code: null, signal: null, reason, last_lines: this.#lastLines() };
     await writeAtomic(join(this.folder, "exit.json"), JSON.stringify(exit), 0o600).catch(() => {
       // A full disk: the report says it all the same.
     });
     this.#log.info("rank ended", { kind, reason });
     this.#change({ phase: "exited", detail: reason, exit, engine_pid: null });
+  }
+
+  #lastLines(): string[] {
+    try {
+      return tailOf(this.folder, EXIT_LOG_LINES_COUNT);
+    } catch {
+      return [];
+    }
   }
 
   #change(change: Partial<RankStatus>): void {
@@ -229,10 +322,9 @@ export class Rank {
     this.#context.changed();
   }
 
-  /** Removes the sockets and, when asked, the folder of an attempt that has ended. */
-  async clear(folder_too: boolean): Promise<void> {
-    const sockets = socketsOf(this.#context.socket_folder, this.launch.attempt);
-    await Promise.all([rm(sockets.control, { force: true }), rm(dirname(sockets.engine), { recursive: true, force: true })]);
-    if (folder_too) await rm(this.folder, { recursive: true, force: true });
+  /** Removes the sockets of an attempt that has ended. */
+  async clearSockets(): Promise<void> {
+    const { control, engine } = socketsOf(this.#context.socket_folder, this.launch.attempt);
+    await Promise.all([rm(control, { force: true }), rm(dirname(engine), { recursive: true, force: true })]);
   }
 }

@@ -1,14 +1,16 @@
-import { mkdir, readdir, rm } from "node:fs/promises";
+import { existsSync } from "node:fs";
+import { mkdir, readdir, rm, stat } from "node:fs/promises";
 import { join } from "node:path";
-import { makePassableFolder, makePrivateFolder, readIfThere } from "../os/files.ts";
-import { OperatorError, messageOf, parseAs } from "../protocol/errors.ts";
-import type { RankStatus } from "../protocol/agent-api.ts";
-import { AttemptId } from "../protocol/ids.ts";
-import { KEPT_ATTEMPTS_COUNT, SOCKET_PATH_BYTES } from "../protocol/limits.ts";
-import { RankLaunch } from "../protocol/plan.ts";
-import type { Revocation } from "../protocol/plan.ts";
 import * as v from "valibot";
+import { makePassableFolder, makePrivateFolder, readIfThere } from "../os/files.ts";
+import type { RankStatus } from "../protocol/agent-api.ts";
+import { messageOf, OperatorError, parseAs } from "../protocol/errors.ts";
+import { AttemptId } from "../protocol/ids.ts";
+import { SOCKET_PATH_BYTES } from "../protocol/limits.ts";
+import { RankLaunch } from "../protocol/plan.ts";
 import type { Action } from "./converge.ts";
+import { foldersToDrop } from "./kept-folders.ts";
+import type { EndedFolder } from "./kept-folders.ts";
 import { Rank, socketsOf } from "./rank.ts";
 import type { RankContext } from "./rank.ts";
 
@@ -16,61 +18,65 @@ import type { RankContext } from "./rank.ts";
 export class Ranks {
   readonly #context: RankContext;
   readonly #ranks = new Map<AttemptId, Rank>();
+  /** Attempts an earlier agent took up but never came to start. */
+  #unstarted: Rank[] = [];
 
   constructor(context: RankContext) {
     this.#context = context;
   }
 
-  /** Makes the folders and finds again what an earlier agent started: a healthy rank is followed on, never touched. */
+  /**
+   * Makes the folders and finds again what an earlier agent started: a healthy rank is followed on, never touched.
+   * @throws OperatorError E_CONFIG when the run folder's path is too long, E_FILE
+   */
   async open(): Promise<void> {
     const { ranks_folder, socket_folder, engine_user, log } = this.#context;
-    const longest = Buffer.byteLength(socketsOf(socket_folder, "0".repeat(16)).engine);
+    const { control, engine } = socketsOf(socket_folder, "0".repeat(16));
+    const longest = Math.max(Buffer.byteLength(control), Buffer.byteLength(engine));
     if (longest > SOCKET_PATH_BYTES) {
       const why = `socket paths in ${socket_folder} would have ${longest} bytes, ${SOCKET_PATH_BYTES} is the most`;
       throw new OperatorError("E_CONFIG", "the run folder's path is too long", why, "set a shorter `run` in agent.yaml");
     }
     await mkdir(ranks_folder, { recursive: true, mode: 0o711 });
-    if (engine_user === null) await makePrivateFolder(socket_folder);
-    else await makePassableFolder(socket_folder);
-    const entries = await readdir(ranks_folder);
-    await Promise.all(
-      entries.filter((entry) => v.is(AttemptId, entry)).map((attempt) => this.#adopt(attempt, join(ranks_folder, attempt))),
-    );
+    // An engine of another user has to come through to its own folder in it.
+    await (engine_user === null ? makePrivateFolder(socket_folder) : makePassableFolder(socket_folder));
+    const attempts = (await readdir(ranks_folder)).filter((entry) => v.is(AttemptId, entry));
+    await Promise.all(attempts.map((attempt) => this.#adopt(attempt)));
     const running = this.statuses().filter((status) => status.phase !== "exited").length;
     if (running > 0) log.info("found running ranks again", { ranks: running });
   }
 
-  async #adopt(attempt: AttemptId, folder: string): Promise<void> {
-    const text = await readIfThere(join(folder, "launch.json"));
-    if (text === null) return;
-    let launch: RankLaunch;
+  async #adopt(attempt: AttemptId): Promise<void> {
+    const { ranks_folder, log } = this.#context;
+    const folder = join(ranks_folder, attempt);
     try {
-      launch = parseAs(RankLaunch, JSON.parse(text), join(folder, "launch.json"));
+      const launch = await readLaunch(folder);
+      if (launch === null) return;
+      const rank = new Rank(launch, this.#context);
+      this.#ranks.set(attempt, rank);
+      if (!(await rank.adopt())) this.#unstarted.push(rank);
     } catch (error) {
-      this.#context.log.warn("cannot read an attempt's folder", { attempt, why: messageOf(error) });
-      return;
+      log.warn("cannot read an attempt's folder", { attempt, why: messageOf(error) });
     }
-    const rank = new Rank(launch, this.#context);
-    this.#ranks.set(attempt, rank);
-    try {
-      const status = await rank.shim.status(0);
-      if (status.attempt !== attempt) throw new Error("another attempt answers");
-      void rank.follow();
-    } catch {
-      await rank.bury("it was not running when the agent came back");
-      await rank.clear(false);
-    }
+  }
+
+  /** Begins again what an earlier agent took up but did not come to start. */
+  resume(): void {
+    for (const rank of this.#unstarted) void rank.start();
+    this.#unstarted = [];
   }
 
   statuses(): RankStatus[] {
     return [...this.#ranks.values()].map((rank) => rank.status);
   }
 
-  /** The folder of an attempt, for its log; null when it is not known here. */
+  /** The folder of an attempt, for its log, also of one that ended long ago; null when there is none. */
   folderOf(attempt: AttemptId): string | null {
-    return this.#ranks.get(attempt)?.folder ?? null;
+    const folder = join(this.#context.ranks_folder, attempt);
+    return existsSync(folder) ? folder : null;
   }
 
+  /** Never rejects: what goes wrong with one attempt is told in its status. */
   async act(action: Action): Promise<void> {
     switch (action.kind) {
       case "start": {
@@ -82,43 +88,41 @@ export class Ranks {
       case "stop":
         await this.#ranks.get(action.attempt)?.stop(action.reason);
         return;
-      case "forget": {
-        const rank = this.#ranks.get(action.attempt);
-        this.#ranks.delete(action.attempt);
-        await rank?.clear(false);
-        await this.#prune(rank);
+      case "forget":
+        await this.#forget(action.attempt);
         return;
-      }
     }
   }
 
-  /** Folders of a replica's ended attempts are kept for their logs, the first and the newest ones; the rest goes. */
-  async #prune(forgotten: Rank | undefined): Promise<void> {
-    if (!forgotten) return;
+  async #forget(attempt: AttemptId): Promise<void> {
+    const rank = this.#ranks.get(attempt);
+    this.#ranks.delete(attempt);
+    try {
+      await rank?.clearSockets();
+      for (const folder of foldersToDrop(await this.#ended())) await rm(folder, { recursive: true, force: true });
+    } catch (error) {
+      this.#context.log.warn("cannot remove what ended attempts left", { why: messageOf(error) });
+    }
+  }
+
+  async #ended(): Promise<EndedFolder[]> {
     const { ranks_folder } = this.#context;
-    const same: { folder: string; at_ms: number }[] = [];
-    for (const attempt of await readdir(ranks_folder)) {
-      if (this.#ranks.has(attempt)) continue;
-      const folder = join(ranks_folder, attempt);
-      const launch = v.safeParse(v.pipe(v.string(), v.parseJson(), RankLaunch), await readIfThere(join(folder, "launch.json")));
-      if (!launch.success || launch.output.replica !== forgotten.launch.replica) continue;
-      same.push({ folder, at_ms: (await Bun.file(join(folder, "launch.json")).stat()).mtimeMs });
-    }
-    same.sort((a, b) => a.at_ms - b.at_ms);
-    for (const { folder } of same.slice(1, 1 - KEPT_ATTEMPTS_COUNT)) await rm(folder, { recursive: true, force: true });
+    const attempts = (await readdir(ranks_folder)).filter((entry) => v.is(AttemptId, entry) && !this.#ranks.has(entry));
+    const folders = await Promise.all(
+      attempts.map(async (attempt) => {
+        const folder = join(ranks_folder, attempt);
+        const launch = await readLaunch(folder).catch(() => null);
+        // The first file of an attempt, written once.
+        const { mtimeMs } = await stat(launch === null ? folder : join(folder, "launch.json"));
+        return { folder, replica: launch?.replica ?? "", at_ms: mtimeMs };
+      }),
+    );
+    return folders;
   }
 
-  /** Hands new revocations and a renewed certificate on to every shim. */
-  async trust(revocations: readonly Revocation[]): Promise<void> {
-    await Promise.all(
-      [...this.#ranks.values()]
-        .filter((rank) => rank.status.phase === "starting" || rank.status.phase === "ready")
-        .map((rank) =>
-          rank.shim
-            .trust(revocations)
-            .catch((error: unknown) => this.#context.log.warn("a shim did not take new trust", { why: messageOf(error) })),
-        ),
-    );
+  /** Makes every shim read its certificate again and take the revocations of now. */
+  trust(): void {
+    for (const rank of this.#ranks.values()) rank.trust();
   }
 
   /** Ends every rank and waits until it is gone. */
@@ -127,4 +131,11 @@ export class Ranks {
     await Promise.all(running().map((rank) => rank.stop(reason)));
     while (running().length > 0) await Bun.sleep(50);
   }
+}
+
+/** What an attempt was to be; null when it never came that far. @throws OperatorError when the file is not what it should be */
+async function readLaunch(folder: string): Promise<RankLaunch | null> {
+  const file = join(folder, "launch.json");
+  const text = await readIfThere(file);
+  return text === null ? null : parseAs(v.pipe(v.string(), v.parseJson(), RankLaunch), text, file);
 }

@@ -27,24 +27,26 @@ const FLAGS = {
 
 /** The agent's options from its file and flags. */
 async function optionsOf(flags: FlagValues<typeof FLAGS>, io: Io, signal: AbortSignal): Promise<AgentOptions> {
-  const { "tls-ca": ca, "tls-cert": cert, "tls-key": key, "log-level": level, "log-format": format } = flags;
   const given = {
     node: flags.node,
     servers: flags.server.length > 0 ? flags.server : undefined,
     address: flags.address,
-    tls: ca !== undefined && cert !== undefined && key !== undefined ? { ca, cert, key } : undefined,
+    tls: parts({ ca: flags["tls-ca"], cert: flags["tls-cert"], key: flags["tls-key"] }),
     state: flags.state,
     run: flags.run,
     nvidia_smi: flags["nvidia-smi"],
     llamacpp_bin: flags["llamacpp-bin"],
     engine_user: flags["engine-user"],
-    log:
-      level === undefined && format === undefined
-        ? undefined
-        : { ...(level !== undefined && { level }), ...(format !== undefined && { format }) },
+    log: parts({ level: flags["log-level"], format: flags["log-format"] }),
   };
   const config = await loadAgentConfig(flags.config ?? null, given, io.cwd);
   return { config, log: makeLog(config.log), signal, owner_pid: flags["owner-pid"] ?? null };
+}
+
+/** The parts of a key that flags name; undefined when they name none. */
+function parts(all: Readonly<Record<string, string | undefined>>): Readonly<Record<string, string>> | undefined {
+  const named = Object.entries(all).filter((entry): entry is [string, string] => entry[1] !== undefined);
+  return named.length > 0 ? Object.fromEntries(named) : undefined;
 }
 
 export const agentCommand = command({

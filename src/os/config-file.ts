@@ -1,4 +1,5 @@
 import { dirname, resolve } from "node:path";
+import * as v from "valibot";
 import { Catalog } from "../protocol/catalog.ts";
 import { AgentConfig, ServerConfig } from "../protocol/config.ts";
 import { parseAs } from "../protocol/errors.ts";
@@ -31,12 +32,21 @@ export async function loadServerConfig(path: string): Promise<ServerConfig> {
 export async function loadAgentConfig(path: string | null, flags: Readonly<Record<string, unknown>>, cwd: string): Promise<AgentConfig> {
   const given = Object.fromEntries(Object.entries(flags).filter(([, value]) => value !== undefined));
   const here = absolute(given, cwd);
-  if (path === null) return absolute(parseAs(AgentConfig, here, "the agent's flags"), "/etc/llmgw");
-  const file = resolve(cwd, path);
-  const config = absolute(await readYaml(file, AgentConfig, "the agent's configuration"), dirname(file));
-  const merged = { ...config, ...here };
-  return absolute(parseAs(AgentConfig, merged, "the agent's flags"), dirname(file));
+  const file = path === null ? null : resolve(cwd, path);
+  const base = file === null ? "/etc/llmgw" : dirname(file);
+  const config = file === null ? DEFAULT_AGENT : await readYaml(file, AgentConfig, "the agent's configuration");
+  const merged: Record<string, unknown> = { ...absolute(config, base), ...here };
+  // Of what has parts, a flag replaces only the part it names.
+  for (const part of ["tls", "log"] as const)
+    merged[part] = { ...absolute({ [part]: config[part] }, base)[part], ...(here[part] as object | undefined) };
+  return parseAs(AgentConfig, merged, "the agent's flags");
 }
+
+/** What an agent without a file starts from: all that has a default. */
+const DEFAULT_AGENT = (() => {
+  const { servers: _servers, address: _address, ...defaults } = v.parse(AgentConfig, { servers: ["https://none"], address: "127.0.0.1" });
+  return defaults;
+})();
 
 /** Keys of agent.yaml that hold paths. */
 const AGENT_PATHS = ["state", "run", "nvidia_smi", "llamacpp_bin"];

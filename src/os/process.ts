@@ -143,6 +143,18 @@ export async function sweepAttempt(
   }
 }
 
+/** The process whose command line has these arguments one after the other; null when there is none. */
+export async function processWithArguments(wanted: readonly string[]): Promise<number | null> {
+  const needle = `\0${wanted.join("\0")}\0`;
+  for (const entry of await readdir("/proc")) {
+    const pid = Number(entry);
+    if (!Number.isInteger(pid) || pid <= 1 || pid === process.pid || !isAlive(pid)) continue;
+    const line = await readFile(`/proc/${entry}/cmdline`, "utf8").catch(() => "");
+    if (line.includes(needle)) return pid;
+  }
+  return null;
+}
+
 /** Waits until a process that need not be our child is gone. */
 export async function waitGone(pid: number, deadline_ms: number): Promise<boolean> {
   const end = performance.now() + deadline_ms;

@@ -106,6 +106,10 @@ export const NVIDIA_SMI_MS = 10_000;
 export const ENGINE_VERSION_MS = 30_000;
 /** Tries of one download before the attempt that wants it fails. */
 export const FETCH_TRIES_COUNT = 5;
+/** A try that brings a download this much further does not count among its tries. */
+export const FETCH_GROWTH_BYTES = 1024 * 1024;
+/** Progress of a download is told this often at most. */
+export const FETCH_PROGRESS_MS = 1_000;
 /** First wait of an agent before it tries to reach a server again; doubles each time, with jitter. */
 export const RECONNECT_FIRST_MS = 500;
 /** Longest wait of an agent before it tries to reach a server again. */
@@ -116,6 +120,10 @@ export const REPORT_GATHER_MS = 100;
 export const INVENTORY_INTERVAL_MS = 30_000;
 /** A shim must have opened its control socket within this time. */
 export const SHIM_START_MS = 15_000;
+/** A shim that is to stop and has not answered for this long is killed with all of its rank. */
+export const SHIM_SILENT_MS = 20_000;
+/** Folders of ended attempts a node keeps at most, for their logs; the oldest go. */
+export const KEPT_FOLDERS_COUNT = 100;
 
 /** An answer of known length up to this is read whole before it is passed on, so that a broken one is a clean error. */
 export const BUFFERED_ANSWER_BYTES = 8 * 1024 * 1024;

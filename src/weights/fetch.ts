@@ -1,19 +1,23 @@
 import { createHash } from "node:crypto";
-import { open, rename, rm, stat } from "node:fs/promises";
+import { open, rename, rm, stat, writeFile } from "node:fs/promises";
 import type { FileHandle } from "node:fs/promises";
 import { setTimeout as sleep } from "node:timers/promises";
+import { readIfThere } from "../os/files.ts";
 import { messageOf, OperatorError } from "../protocol/errors.ts";
-import { FETCH_STALL_MS, FETCH_TRIES_COUNT } from "../protocol/limits.ts";
+import { FETCH_GROWTH_BYTES, FETCH_STALL_MS, FETCH_TRIES_COUNT } from "../protocol/limits.ts";
 import { shownUrl } from "./source.ts";
+
+/** Told how far it is: bytes fetched, or bytes whose digest was taken, of a total that may not be known. */
+export type Progress = (done: number, total: number | null, doing: "fetching" | "checking") => void;
 
 export interface FetchRequest {
   readonly url: string;
-  /** Where the whole file goes; the part lies beside it until then. */
+  /** Where the whole file goes; what is there of it lies beside it until then, in files that end in `.part`. */
   readonly path: string;
   readonly sha256: string | undefined;
   readonly size: number | undefined;
   readonly signal: AbortSignal;
-  readonly progress: (done: number, total: number | null) => void;
+  readonly progress: Progress;
   /** Free bytes on the file system of `path`. */
   readonly free: () => Promise<number>;
   readonly stall_ms?: number;
@@ -33,14 +37,17 @@ class Final extends Error {
 }
 
 /**
- * Fetches a file, resuming what an earlier try left, and puts it in its place only when size and digest are right.
+ * Fetches a file, resuming what an earlier try left, and puts it in its place only when size and digest are right. Tries
+ * that bring it further do not count.
  * @throws OperatorError E_WEIGHTS or E_NO_ROOM with the reason; the signal's reason when aborted
  */
 export async function fetchFile(request: FetchRequest): Promise<void> {
   const { url, signal, first_wait_ms = 1_000 } = request;
+  const { part } = partsOf(request.path);
   let last = "";
   for (let tried = 0; tried < FETCH_TRIES_COUNT; tried += 1) {
     if (tried > 0) await sleep(first_wait_ms * 2 ** (tried - 1), undefined, { signal });
+    const before = await sizeOf(part);
     try {
       await tryOnce(request);
       return;
@@ -48,32 +55,68 @@ export async function fetchFile(request: FetchRequest): Promise<void> {
       signal.throwIfAborted();
       if (error instanceof Final) throw error.error;
       last = messageOf(error);
+      if ((await sizeOf(part)) - before >= FETCH_GROWTH_BYTES) tried = 0;
     }
   }
   throw wrong(url, `${FETCH_TRIES_COUNT} tries failed, the last with: ${last}`, "check the address and the network from the node");
 }
 
+/** What a fetch keeps beside its goal: the bytes so far, and by what the server knows the file they are of. */
+function partsOf(path: string): { readonly part: string; readonly tag: string } {
+  return { part: `${path}.part`, tag: `${path}.tag.part` };
+}
+
 async function tryOnce(request: FetchRequest): Promise<void> {
-  const part = `${request.path}.part`;
-  const have = await sizeOf(part);
+  const { part, tag } = partsOf(request.path);
   const stall = new AbortController();
-  const { stall_ms = FETCH_STALL_MS } = request;
+  const { stall_ms = FETCH_STALL_MS, size } = request;
   const timer = setTimeout(() => stall.abort(new Error(`no byte came for ${stall_ms / 1_000} s`)), stall_ms);
   try {
+    const have = await resumable(request);
+    if (have > 0 && have === size) return await finish(request, have);
+    const known = await readIfThere(tag);
+    const range = { range: `bytes=${have}-`, ...(known !== null && { "if-range": known }) };
+    const headers = { "accept-encoding": "identity", ...(have > 0 && range) };
     const signal = AbortSignal.any([request.signal, stall.signal]);
-    const headers = { "accept-encoding": "identity", ...(have > 0 && { range: `bytes=${have}-` }) };
     const response = await fetch(request.url, { headers, signal, decompress: false, timeout: false } as RequestInit);
-    const { offset, total } = await judge(request, response, have, part);
+    if (response.status === 416 && have > 0 && rangeOf(response).total === have) return await finish(request, have);
+    const { offset, total } = await judge(request, response, have, known);
+    if (offset === 0) await remember(tag, validatorOf(response));
     const file = await open(part, offset === 0 ? "w" : "r+", 0o644);
     try {
       await pour(request, response, file, offset, total, () => timer.refresh());
     } finally {
       await file.close();
     }
-    await finish(request, part, total);
+    clearTimeout(timer);
+    await finish(request, total);
   } finally {
     clearTimeout(timer);
   }
+}
+
+/** Bytes of an earlier try that can be gone on from: only with something by which the file is known again. */
+async function resumable({ path, sha256 }: FetchRequest): Promise<number> {
+  const { part, tag } = partsOf(path);
+  return sha256 !== undefined || (await readIfThere(tag)) !== null ? sizeOf(part) : 0;
+}
+
+/** What `If-Range` may name (RFC 9110 13.1.5): a strong entity tag, else a date; null when the server sends neither. */
+function validatorOf({ headers }: Response): string | null {
+  const etag = headers.get("etag");
+  return etag !== null && !etag.startsWith("W/") ? etag : headers.get("last-modified");
+}
+
+async function remember(file: string, validator: string | null): Promise<void> {
+  if (validator === null) await rm(file, { force: true });
+  else await writeFile(file, validator);
+}
+
+/** First byte and length of the whole file, as a partial answer or a refused range names them. */
+function rangeOf({ headers }: Response): { readonly from: number | null; readonly total: number | null } {
+  const found = /^bytes (?:(\d+)-\d+|\*)\/(\d+|\*)$/.exec(headers.get("content-range") ?? "");
+  const number = (text: string | undefined) => (text === undefined || text === "*" ? null : Number(text));
+  return { from: number(found?.[1]), total: number(found?.[2]) };
 }
 
 /** Where the answer's body goes in the file and how long the whole will be. */
@@ -81,27 +124,31 @@ async function judge(
   request: FetchRequest,
   response: Response,
   have: number,
-  part: string,
+  known: string | null,
 ): Promise<{ offset: number; total: number | null }> {
-  const { url, size } = request;
-  if (response.status === 416) {
-    await rm(part, { force: true });
-    throw new Error("the server has less than was fetched before; starting again");
-  }
+  const { url, size, path } = request;
+  const startAgain = async (why: string) => {
+    await drop(path);
+    return new Error(`${why}; starting again`);
+  };
+  if (response.status === 416) throw await startAgain("the server has less than was fetched before");
   if (response.status !== 200 && response.status !== 206) {
     const error = wrong(url, `the server answered ${response.status} ${response.statusText}`.trim(), "check the address in the catalog");
-    throw response.status >= 500 || response.status === 429 ? new Error(error.why) : new Final(error);
+    throw response.status >= 500 || response.status === 429 || response.status === 408 ? new Error(error.why) : new Final(error);
   }
-  const range = /^bytes (\d+)-\d+\/(\d+|\*)$/.exec(response.headers.get("content-range") ?? "");
-  if (response.status === 206 && Number(range?.[1]) !== have) throw new Error("the server sent another range than was asked for");
-  const offset = response.status === 206 ? have : 0;
+  const partial = response.status === 206;
+  const range = rangeOf(response);
+  if (partial && range.from !== have) throw new Error("the server sent another range than was asked for");
+  // Some servers know ranges but not If-Range.
+  if (partial && known !== null && validatorOf(response) !== known) throw await startAgain("the file has changed on the server");
+  const offset = partial ? have : 0;
   const length = response.headers.get("content-length");
-  const total = range && range[2] !== "*" ? Number(range[2]) : length === null ? null : Number(length) + offset;
+  const total = range.total ?? (length === null ? null : Number(length) + offset);
   if (size !== undefined && total !== null && total !== size) {
     throw new Final(wrong(url, `the server has ${total} bytes, the catalog says ${size}`, "correct size in the catalog, or the address"));
   }
   const needed = (total ?? size ?? 0) - offset;
-  const free = await request.free();
+  const free = (await request.free()) + (partial ? 0 : await sizeOf(partsOf(path).part));
   if (needed > free) {
     const why = `it needs ${needed} more bytes, ${free} are free`;
     throw new Final(new OperatorError("E_NO_ROOM", `no room for ${shownUrl(url)}`, why, "free some disk, or move the state folder"));
@@ -118,45 +165,64 @@ async function pour(
   alive: () => void,
 ): Promise<void> {
   let at = offset;
-  request.progress(at, total);
+  request.progress(at, total, "fetching");
   for await (const chunk of response.body ?? []) {
     alive();
     try {
-      await file.write(chunk, 0, chunk.length, at);
+      await writeWhole(file, chunk, at);
     } catch (error) {
-      const full = (error as NodeJS.ErrnoException).code === "ENOSPC";
-      const why = full ? `the disk is full after ${at} bytes` : messageOf(error);
-      throw new Final(
-        new OperatorError("E_NO_ROOM", `cannot store ${shownUrl(request.url)}`, why, "free some disk, or move the state folder"),
-      );
+      throw new Final(cannotStore(request.url, error, at));
     }
     at += chunk.length;
-    request.progress(at, total);
+    request.progress(at, total, "fetching");
   }
   if (total !== null && at !== total) throw new Error(`the connection ended after ${at} of ${total} bytes`);
   await file.truncate(at);
   await file.sync();
 }
 
-async function finish({ url, path, sha256, size }: FetchRequest, part: string, total: number | null): Promise<void> {
-  const got = await sizeOf(part);
-  if (size !== undefined && got !== size)
-    throw await spoiled(part, wrong(url, `it has ${got} bytes, the catalog says ${size}`, "correct size in the catalog"));
-  if (total !== null && got !== total) throw new Error(`${got} bytes of ${total} came`);
-  if (sha256 !== undefined) {
-    const digest = await sha256Of(part);
-    if (digest !== sha256)
-      throw await spoiled(
-        part,
-        wrong(url, `its sha256 is ${digest}, the catalog says ${sha256}`, "correct sha256 in the catalog, or the address"),
-      );
+/** A nearly full disk takes a part of what is written. */
+async function writeWhole(file: FileHandle, chunk: Uint8Array, at: number): Promise<void> {
+  for (let done = 0; done < chunk.length;) {
+    const { bytesWritten } = await file.write(chunk, done, chunk.length - done, at + done);
+    done += bytesWritten;
   }
-  await rename(part, path);
 }
 
-async function spoiled(part: string, error: OperatorError): Promise<Final> {
-  await rm(part, { force: true });
-  return new Final(error);
+function cannotStore(url: string, error: unknown, at: number): OperatorError {
+  const full = (error as NodeJS.ErrnoException).code === "ENOSPC" || (error as NodeJS.ErrnoException).code === "EDQUOT";
+  const why = full ? `the disk is full after ${at} bytes` : messageOf(error);
+  return new OperatorError(
+    full ? "E_NO_ROOM" : "E_FILE",
+    `cannot store ${shownUrl(url)}`,
+    why,
+    full ? "free some disk, or move the state folder" : "check the disk of the state folder",
+  );
+}
+
+async function finish(request: FetchRequest, total: number | null): Promise<void> {
+  const { url, path, sha256, size, signal, progress } = request;
+  const { part, tag } = partsOf(path);
+  const got = await sizeOf(part);
+  const spoiled = async (error: OperatorError) => {
+    await drop(path);
+    return new Final(error);
+  };
+  if (size !== undefined && got !== size)
+    throw await spoiled(wrong(url, `it has ${got} bytes, the catalog says ${size}`, "correct size in the catalog"));
+  if (total !== null && got !== total) throw new Error(`${got} bytes of ${total} came`);
+  if (sha256 !== undefined) {
+    const digest = await sha256Of(part, signal, (done) => progress(done, got, "checking"));
+    const remedy = "correct sha256 in the catalog, or the address";
+    if (digest !== sha256) throw await spoiled(wrong(url, `its sha256 is ${digest}, the catalog says ${sha256}`, remedy));
+  }
+  await rename(part, path);
+  await rm(tag, { force: true });
+}
+
+async function drop(path: string): Promise<void> {
+  const { part, tag } = partsOf(path);
+  await Promise.all([rm(part, { force: true }), rm(tag, { force: true })]);
 }
 
 /** Size in bytes; 0 when there is no such file. */
@@ -168,9 +234,14 @@ export async function sizeOf(path: string): Promise<number> {
   }
 }
 
-/** Digest of a file, lower-case hex. */
-export async function sha256Of(path: string): Promise<string> {
+/** Digest of a file, lower-case hex. @throws the signal's reason when it aborts */
+export async function sha256Of(path: string, signal: AbortSignal, progress: (done: number) => void): Promise<string> {
   const hash = createHash("sha256");
-  for await (const chunk of Bun.file(path).stream()) hash.update(chunk);
+  let done = 0;
+  for await (const chunk of Bun.file(path).stream()) {
+    signal.throwIfAborted();
+    hash.update(chunk);
+    progress((done += chunk.length));
+  }
   return hash.digest("hex");
 }

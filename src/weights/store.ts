@@ -7,10 +7,9 @@ import { join } from "node:path";
 import { messageOf, OperatorError } from "../protocol/errors.ts";
 import type { WeightsRef } from "../protocol/plan.ts";
 import { fetchFile, sha256Of, sizeOf } from "./fetch.ts";
+import type { Progress } from "./fetch.ts";
 import { sourceOf } from "./source.ts";
 import type { Source } from "./source.ts";
-
-export type Progress = (done: number, total: number | null) => void;
 
 interface Download {
   readonly whole: Promise<string>;
@@ -37,7 +36,7 @@ export class WeightStore {
    */
   async obtain(ref: WeightsRef, progress: Progress, signal: AbortSignal): Promise<string> {
     const source = sourceOf(ref);
-    if (source.kind === "path") return this.#local(source.path, ref);
+    if (source.kind === "path") return this.#local(source.path, ref, progress, signal);
     const download = this.#downloads.get(source.key) ?? this.#begin(source, ref);
     download.watchers.add(progress);
     const left = new Promise<never>((_resolve, reject) => {
@@ -60,7 +59,8 @@ export class WeightStore {
   #begin(source: Extract<Source, { kind: "url" }>, ref: WeightsRef): Download {
     const watchers = new Set<Progress>();
     const stop = new AbortController();
-    const whole = this.#fetch(source, ref, (done, total) => watchers.forEach((watcher) => watcher(done, total)), stop.signal);
+    const tell: Progress = (...how) => watchers.forEach((watcher) => watcher(...how));
+    const whole = this.#fetch(source, ref, tell, stop.signal);
     const download = { whole, watchers, stop };
     this.#downloads.set(source.key, download);
     const over = () => this.#forget(source.key, download);
@@ -87,7 +87,7 @@ export class WeightStore {
     return path;
   }
 
-  async #local(path: string, ref: WeightsRef): Promise<string> {
+  async #local(path: string, ref: WeightsRef, progress: Progress, signal: AbortSignal): Promise<string> {
     const wrong = (why: string, remedy: string) => new OperatorError("E_WEIGHTS", `the weights ${path} are not usable`, why, remedy);
     try {
       await access(path, constants.R_OK);
@@ -95,12 +95,15 @@ export class WeightStore {
       throw wrong(messageOf(error), "put them there on this node, or correct source in the catalog");
     }
     const about = await stat(path);
-    if (about.isDirectory()) return path;
+    if (about.isDirectory()) {
+      if (ref.sha256 === undefined && ref.size === undefined) return path;
+      throw wrong("it is a folder, and size and sha256 are those of one file", "leave them out of the catalog for a folder");
+    }
     if (ref.size !== undefined && about.size !== ref.size)
       throw wrong(`${about.size} bytes, the catalog says ${ref.size}`, "correct size in the catalog");
     if (ref.sha256 === undefined) return path;
     const key = `${path}\n${about.size}\n${about.mtimeMs}`;
-    const digest = this.#checked.get(key) ?? (await sha256Of(path));
+    const digest = this.#checked.get(key) ?? (await sha256Of(path, signal, (done) => progress(done, about.size, "checking")));
     this.#checked.set(key, digest);
     if (digest === ref.sha256) return path;
     throw wrong(`its sha256 is ${digest}, the catalog says ${ref.sha256}`, "correct sha256 in the catalog, or the file");
