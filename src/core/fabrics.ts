@@ -122,11 +122,12 @@ export function islandsOf(ports: readonly NodePort[], before: IslandNumbers = {}
     if (group.length === 0) continue;
     const names = namesOf(group);
     const [name = ""] = names;
+    const users = names.map((each) => `${each} (${nodesOf(group, each)})`).join(" and ");
     if (names.length > 1)
       warnings.push({
         code: "fabric-two-names",
         subject: `fabric/${name}`,
-        text: `${names.map((each) => `${each} (${nodesOf(group, each)})`).join(" and ")} see the same subnet managers: one fabric, taken as ${name}`,
+        text: `${users} see the same subnet managers: one fabric, taken as ${name}`,
         remedy: "use one name for it on every node",
       });
     islands.push(
@@ -142,10 +143,11 @@ export function islandsOf(ports: readonly NodePort[], before: IslandNumbers = {}
     if (same.length < 2) continue;
     split.add(name);
     numbers[name] = numberIslands(same, declared, before[name] ?? {});
+    const parts = same.map((island) => `{${island.nodes.join(", ")}}`).join(" and ");
     warnings.push({
       code: "fabric-split",
       subject: `fabric/${name}`,
-      text: `${name} is ${same.length} fabrics: ${same.map((island) => `{${island.nodes.join(", ")}}`).join(" and ")} see different subnet managers`,
+      text: `${name} is ${same.length} fabrics: ${parts} see different subnet managers`,
       remedy: "give each its own name with --fabric, or join them by cable",
     });
   }

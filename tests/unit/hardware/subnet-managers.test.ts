@@ -35,8 +35,8 @@ test("sminfo names the one in charge", () => {
 });
 
 test("switches", () => {
-  const text =
-    'vendid=0x0\nswitchguid=0xa000000000001000(a000000000001000)\nSwitch\t16 "S-a000000000001000"\n\nSwitch 16 "S-a000000000001001" # "sw"\n';
+  const first = 'vendid=0x0\nswitchguid=0xa000000000001000(a000000000001000)\nSwitch\t16 "S-a000000000001000"\n';
+  const text = `${first}\nSwitch 16 "S-a000000000001001" # "sw"\n`;
   expect(parseSwitches(text)).toEqual(["0xa000000000001000", "0xa000000000001001"]);
 });
 
