@@ -5,6 +5,7 @@ import { resolveEntry } from "../src/cli/frame.ts";
 import { commandHelp, groupHelp } from "../src/cli/help.ts";
 import { root } from "../src/cli/root.ts";
 import type { Command, Group } from "../src/cli/spec.ts";
+import { CHECKS } from "../src/doctor/checks.ts";
 import { ModelSpec } from "../src/protocol/catalog.ts";
 import { AgentConfig, ServerConfig } from "../src/protocol/config.ts";
 import { ERRORS } from "../src/protocol/errors.ts";
@@ -152,11 +153,29 @@ function configPage(): string {
   ].join("\n");
 }
 
+function doctorPage(): string {
+  const rows = CHECKS.map(({ id, title, why, remedy }) => row(`\`${id}\``, title, why, remedy));
+  return [
+    "# Checks of llmgw doctor",
+    "",
+    made("src/doctor/"),
+    "",
+    "Each check ends as `pass`, `warn`, `fail`, `unknown` (it could not be read: neither good nor bad) or `skipped` (it does not apply here).",
+    "The exit code is 1 when a check failed; with `--strict` also when one warned. `-o json` prints",
+    '`{"version", "node", "checks": [{"id", "title", "verdict", "found", "source", "remedy"}]}`. Nothing is changed on the machine.',
+    "",
+    ...heading("Check", "What", "Why", "Remedy"),
+    ...rows,
+    "",
+  ].join("\n");
+}
+
 /** Every generated page by its path from the root. */
 export async function referencePages(): Promise<Record<string, string>> {
   return {
     "docs/reference/cli.md": await cliPage(),
     "docs/reference/config.md": configPage(),
+    "docs/reference/doctor.md": doctorPage(),
     "docs/reference/errors.md": errorsPage(),
     "docs/reference/limits.md": limitsPage(),
   };

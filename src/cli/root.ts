@@ -12,6 +12,7 @@ export const root: Group = group({
     lazy("server", async () => (await import("./server.ts")).serverCommand),
     lazy("gateway", async () => (await import("./gateway.ts")).gatewayCommand),
     lazy("agent", async () => (await import("./agent.ts")).agentCommand),
+    lazy("doctor", async () => (await import("./doctor.ts")).doctorCommand),
     lazy("ctl", async () => (await import("./ctl/ctl.ts")).ctlCommands),
     lazy("demo", async () => (await import("./demo.ts")).demoCommand),
     lazy("shim", async () => (await import("./shim.ts")).shimCommand),

@@ -18,12 +18,23 @@ export async function findNvidiaSmi(given: string | undefined): Promise<string |
   return null;
 }
 
-/** Never two at once: a driver in trouble hangs each of them. */
+/** Never two at once: a driver in trouble hangs each of them, some beyond killing. */
 let last: Promise<unknown> = Promise.resolve();
+let hangs = false;
 
-/** Asks nvidia-smi one tier. Calls wait for each other. */
+/** Asks nvidia-smi one tier. Calls wait for each other; while an earlier one still hangs, none is started. */
 export function askTier(path: string, tier: Tier, run: RunTool = runTool): Promise<ToolAnswer> {
-  const answer = last.then(() => run([path, ...tierArgs(tier)], NVIDIA_SMI_MS));
+  const answer = last.then(async (): Promise<ToolAnswer> => {
+    if (hangs) return { failed: "no answer", why: `an earlier ${path} still hangs` };
+    const given = await run([path, ...tierArgs(tier)], NVIDIA_SMI_MS);
+    if ("gone" in given && given.gone !== undefined) {
+      hangs = true;
+      void given.gone.then(() => {
+        hangs = false;
+      });
+    }
+    return given;
+  });
   last = answer.catch(() => undefined);
   return answer;
 }

@@ -1,7 +1,12 @@
 /** What a program printed, or why it gave no answer. */
 export type ToolAnswer =
   | { readonly code: number; readonly out: string; readonly err: string }
-  | { readonly failed: "missing" | "not runnable" | "no answer"; readonly why: string };
+  | {
+      readonly failed: "missing" | "not runnable" | "no answer";
+      readonly why: string;
+      /** Settles when a child that gave no answer has ended after all. */
+      readonly gone?: Promise<unknown>;
+    };
 
 /** Runs one of the machine's own tools. Tests and doctor's simulations put another in its place. */
 export type RunTool = (argv: readonly [string, ...string[]], deadline_ms: number) => Promise<ToolAnswer>;
@@ -29,8 +34,8 @@ export const runTool: RunTool = async (argv, deadline_ms) => {
   if (first === null) {
     child.kill("SIGKILL");
     child.unref();
-    answer.catch(() => undefined);
-    return { failed: "no answer", why: `${path} did not return in ${deadline_ms / 1_000} s` };
+    const gone = answer.catch(() => undefined);
+    return { failed: "no answer", why: `${path} did not return in ${deadline_ms / 1_000} s`, gone };
   }
   const [out, err, code] = first;
   return { code, out, err };

@@ -100,8 +100,8 @@ export const LOADING_POLL_MS = 1_000;
 /** A shim whose rank has ended still answers its agent for this long. */
 export const SHIM_FAREWELL_MS = 500;
 
-/** nvidia-smi must answer within this time. */
-export const NVIDIA_SMI_MS = 10_000;
+/** nvidia-smi must answer within this time: without persistence it first wakes every GPU. */
+export const NVIDIA_SMI_MS = 30_000;
 /** An engine must print its version within this time. */
 export const ENGINE_VERSION_MS = 30_000;
 /** Tries of one download before the attempt that wants it fails. */
@@ -170,3 +170,14 @@ export const IB_QUERY_MS = 10_000;
 export const FABRIC_DISJOINT_ANSWERS_COUNT = 3;
 /** Adapters a node gives to a fabric that is declared by name alone. */
 export const ADAPTERS_PER_FABRIC_COUNT = 2;
+
+/** One check of doctor must end within this time. */
+export const CHECK_MS = 90_000;
+/** Doctor asks this long for a subnet manager that does not answer: a failover takes up to a minute. */
+export const MANAGER_WAIT_MS = 65_000;
+/** Wait of doctor between two questions to a subnet manager that does not answer. */
+export const MANAGER_RETRY_MS = 3_000;
+/** A tool of the machine that doctor asks must answer within this time. */
+export const DOCTOR_TOOL_MS = 10_000;
+/** Doctor tries this long to reach the server. */
+export const DOCTOR_REACH_MS = 5_000;
