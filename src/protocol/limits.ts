@@ -93,6 +93,8 @@ export const DEMO_STOP_MS = 5_000;
 export const PROBE_INTERVAL_MS = 100;
 /** One question whether an engine is ready must be answered within this time. */
 export const PROBE_MS = 20_000;
+/** A ready engine whose queue of new connections is full must take a request's connection within this time. */
+export const ENGINE_CONNECT_MS = 5_000;
 /** A loading engine that took in this much more (read, or in memory) is making progress. */
 export const LOADING_STEP_BYTES = 64 * 1024 * 1024;
 /** A shim looks this often at what its loading engine has taken in. */

@@ -1,7 +1,9 @@
 import { request as httpRequest } from "node:http";
-import type { IncomingMessage, ServerResponse } from "node:http";
+import type { ClientRequest, IncomingMessage, ServerResponse } from "node:http";
+import { connect } from "node:net";
+import type { Socket } from "node:net";
 import type { Peer } from "../pki/trust.ts";
-import { LOG_TAIL_LINES_COUNT } from "../protocol/limits.ts";
+import { ENGINE_CONNECT_MS, LOG_TAIL_LINES_COUNT } from "../protocol/limits.ts";
 import { ATTEMPT_HEADER, DOOR_REFUSED_HEADER } from "../protocol/shim-api.ts";
 import type { DoorRefusal } from "../protocol/shim-api.ts";
 import type { RankLog } from "./rank-log.ts";
@@ -22,6 +24,9 @@ const NOT_PASSED_ON = new Set([
 
 /** How far a slow reader of a live log may fall behind before it is cut off. */
 const FOLLOW_BACKLOG_BYTES = 1_048_576;
+
+/** Pause before an engine that took no connection is tried again. */
+const ENGINE_CONNECT_PAUSE_MS = 20;
 
 /** What the door needs of its rank. */
 export interface DoorRank {
@@ -54,7 +59,7 @@ export class Door {
       return;
     }
     const refusal = this.#rank.refusal();
-    if (refusal === null) this.#forward(request, response);
+    if (refusal === null) void this.#forward(request, response);
     else refuse(response, "not-ready", refusal);
   }
 
@@ -63,25 +68,30 @@ export class Door {
     for (const end of this.#open) end();
   }
 
-  #forward(request: IncomingMessage, response: ServerResponse): void {
-    const headers = Object.fromEntries(Object.entries(request.headers).filter(([name]) => !NOT_PASSED_ON.has(name)));
-    const { method = "GET", url = "/" } = request;
-    // A connection for each request: one that an engine closes while it idles would fail the request that comes just then.
-    const link = { socketPath: this.#rank.engine_socket, agent: false } as const;
-    const upstream = httpRequest({ ...link, method, path: url, headers: { ...headers, host: "engine" } });
+  async #forward(request: IncomingMessage, response: ServerResponse): Promise<void> {
+    let upstream: ClientRequest | null = null;
+    let over = false;
     const end = () => {
-      upstream.destroy();
+      upstream?.destroy();
       request.socket.destroy();
     };
     this.#open.add(end);
     response.once("close", () => {
+      over = true;
       this.#open.delete(end);
       // The client is gone before the answer was whole: so is its wish.
-      if (!response.writableFinished) upstream.destroy();
+      if (!response.writableFinished) upstream?.destroy();
     });
     // A stream's error that nobody listens to would end the shim, and the engine with it.
     request.on("error", end);
     response.on("error", end);
+    const link = await this.#connect(() => over);
+    if (over || link === null) {
+      link?.destroy();
+      if (!over) refuse(response, "not-ready", "the engine takes no connection");
+      return;
+    }
+    upstream = this.#send(request, link);
     upstream.once("response", (answer) => {
       const passed = Object.fromEntries(Object.entries(answer.headers).filter(([name]) => !NOT_PASSED_ON.has(name)));
       response.writeHead(answer.statusCode ?? 502, passed);
@@ -92,10 +102,30 @@ export class Door {
       answer.pipe(response);
     });
     upstream.on("error", () => {
-      if (response.headersSent || response.destroyed) end();
+      if (over || response.writableEnded) return;
+      if (response.headersSent) end();
       else refuse(response, "engine-closed", "the engine closed the connection");
     });
     request.pipe(upstream);
+  }
+
+  /**
+   * A connection for each request: one that an engine closes while it idles would fail the request that comes just then.
+   * An engine whose queue of new connections is full is tried again for a while. Null when it takes none.
+   */
+  async #connect(isOver: () => boolean): Promise<Socket | null> {
+    const deadline = performance.now() + ENGINE_CONNECT_MS;
+    while (!isOver() && this.#rank.refusal() === null) {
+      const link = await connected(this.#rank.engine_socket);
+      if (link !== null || performance.now() > deadline) return link;
+      await Bun.sleep(ENGINE_CONNECT_PAUSE_MS);
+    }
+    return null;
+  }
+
+  #send({ method = "GET", url = "/", headers }: IncomingMessage, link: Socket): ClientRequest {
+    const passed = Object.fromEntries(Object.entries(headers).filter(([name]) => !NOT_PASSED_ON.has(name)));
+    return httpRequest({ createConnection: () => link, method, path: url, headers: { ...passed, host: "engine", connection: "close" } });
   }
 
   #showLog(url: URL, response: ServerResponse): void {
@@ -115,6 +145,15 @@ export class Door {
     });
     response.once("close", stop);
   }
+}
+
+/** Connects to a unix socket; null when nobody takes the connection now. */
+function connected(path: string): Promise<Socket | null> {
+  return new Promise((resolve) => {
+    const link = connect(path);
+    link.once("error", () => resolve(null));
+    link.once("connect", () => resolve(link));
+  });
 }
 
 const REFUSALS: Readonly<Record<DoorRefusal, number>> = {

@@ -10,6 +10,7 @@ import { makeLog } from "../../../src/os/log.ts";
 import { makeDialer } from "../../../src/pki/dial.ts";
 import { listenMutualTls } from "../../../src/pki/listener.ts";
 import { Trust } from "../../../src/pki/trust.ts";
+import { ENGINE_CONNECT_MS } from "../../../src/protocol/limits.ts";
 import { Door } from "../../../src/shim/door.ts";
 import { RankLog } from "../../../src/shim/rank-log.ts";
 import { testAuthority } from "../pki/authority-for-tests.ts";
@@ -72,7 +73,8 @@ async function doorTo(engine: (socket: Socket) => void) {
         expect: { role: "node", name: "a" },
       });
   };
-  return { door, log, taken, port: listener.port, sockets, ask: as(gateway), askAsServer: as(server) };
+  const away = () => new Promise<void>((resolve) => played.close(() => resolve()));
+  return { door, log, taken, engine_socket, away, port: listener.port, sockets, ask: as(gateway), askAsServer: as(server) };
 }
 
 /** A connection to the door that reads and writes only as the test says. */
@@ -120,6 +122,21 @@ test("an engine that ends its idle connections makes no request fail", async () 
     await Bun.sleep(round % 4);
   }
 });
+
+test("an engine that takes no connection just now is asked again; one that never does is a 503", async () => {
+  const { ask, engine_socket, away } = await doorTo((socket) => socket.on("data", () => socket.write(WHOLE)));
+  await away();
+  const asked = ask("/v1/models");
+  await Bun.sleep(200);
+  const back = createServer((socket) => socket.on("data", () => socket.write(WHOLE))).listen(engine_socket);
+  endings.push(async () => back.close());
+  const answer = await asked;
+  expect(`${answer.status} ${await answer.text()}`).toBe("200 ok");
+  back.close();
+  const began = performance.now();
+  expect((await ask("/v1/models")).status).toBe(503);
+  expect(performance.now() - began).toBeGreaterThan(ENGINE_CONNECT_MS - 100);
+}, 20_000);
 
 test("hundreds of requests are in flight at once", async () => {
   let held = 0;
