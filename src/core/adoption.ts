@@ -1,6 +1,10 @@
 import type { RankStatus } from "../protocol/agent-api.ts";
-import type { NodeId, ReplicaId } from "../protocol/ids.ts";
-import { specOfLaunch } from "./spec.ts";
+import type { ModelSpec } from "../protocol/catalog.ts";
+import type { AttemptId, NodeId, ReplicaId } from "../protocol/ids.ts";
+import type { RankLaunch } from "../protocol/plan.ts";
+import { enter } from "./lifecycle.ts";
+import { specKey, specOfLaunch } from "./spec.ts";
+import { runs } from "./world.ts";
 import type { Happening, Replica, World } from "./world.ts";
 
 interface Found {
@@ -12,31 +16,69 @@ interface Found {
  * Takes over what runs on the nodes but is in no record: the store is new, was lost, or was put back from a
  * copy. A running attempt whose model is in the catalog becomes a replica again, as it was started; whether it
  * is one too many or outdated is then decided as for any other. What is not taken over is in no node's plan and
- * so is stopped.
+ * so is stopped; until then it holds its place.
+ * @param records the replicas there are, moved on by what is observed
  */
-export function adopt(world: World, now_ms: number): { replicas: Replica[]; events: Happening[] } {
-  const models = new Map(world.models.map((spec) => [spec.name, spec]));
-  const known = new Set(world.replicas.map((replica) => replica.id));
+export function adopt(world: World, records: readonly Replica[], now_ms: number): { replicas: Replica[]; events: Happening[] } {
+  const adopted = new Map<ReplicaId, Replica>();
+  const events: Happening[] = [];
+  for (const [id, ranks] of orphans(world, records)) {
+    ranks.sort((a, b) => a.status.rank - b.status.rank);
+    const model = world.models.find((spec) => spec.name === ranks[0]?.status.launch.model);
+    if (!model || !isWhole(ranks)) continue;
+    const where = ranks.map(({ node }) => node).join(", ");
+    adopted.set(id, taken(id, ranks, model, now_ms));
+    events.push({ level: "warn", kind: "replica-adopted", subject: `replica/${id}`, text: `found running on ${where} and taken over` });
+  }
+  const held = holders(world);
+  const kept = records.filter((replica) => !adopted.has(replica.id)).map((replica) => makeWay(replica, held, now_ms));
+  return { replicas: [...kept, ...adopted.values()], events };
+}
+
+/** Attempts that run and are in no record, by replica. A record of their replica that runs nothing itself is no obstacle when they are ready. */
+function orphans(world: World, records: readonly Replica[]): Map<ReplicaId, Found[]> {
+  const known = new Map(records.map((replica) => [replica.id, replica]));
   const found = new Map<ReplicaId, Found[]>();
   for (const node of world.nodes) {
     for (const status of node.ranks ?? []) {
-      if (status.phase === "exited" || status.phase === "stopping" || known.has(status.replica) || !models.has(status.launch.model))
-        continue;
+      if (status.phase === "exited" || status.phase === "stopping") continue;
+      const record = known.get(status.replica);
+      if (record && (status.phase !== "ready" || !isIdle(record) || isOwn(record, status))) continue;
       const ranks = found.get(status.replica) ?? [];
       ranks.push({ node: node.id, status });
       found.set(status.replica, ranks);
     }
   }
-  const replicas: Replica[] = [];
-  const events: Happening[] = [];
-  for (const [id, ranks] of found) {
-    ranks.sort((a, b) => a.status.rank - b.status.rank);
-    if (!isWhole(ranks)) continue;
-    const where = ranks.map(({ node }) => node).join(", ");
-    replicas.push(taken(id, ranks, models.get(ranks[0]?.status.launch.model ?? "")?.memory, now_ms));
-    events.push({ level: "warn", kind: "replica-adopted", subject: `replica/${id}`, text: `found running on ${where} and taken over` });
+  return found;
+}
+
+const isIdle = ({ state }: Replica): boolean => state === "pending" || state === "failed";
+const isOwn = ({ placements }: Replica, { attempt }: RankStatus): boolean => placements.some(({ launch }) => launch.attempt === attempt);
+
+/** What only one attempt can hold. */
+function placesOf(node: NodeId, launch: RankLaunch): string[] {
+  return [`${launch.door.address} ${launch.door.port}`, ...launch.gpus.map((gpu) => `${node} ${gpu}`)];
+}
+
+/** Which attempt holds what, by what the nodes say. */
+function holders(world: World): Map<string, AttemptId> {
+  const held = new Map<string, AttemptId>();
+  for (const node of world.nodes) {
+    for (const { phase, attempt, launch } of node.ranks ?? []) {
+      if (phase !== "exited") for (const place of placesOf(node.id, launch)) held.set(place, attempt);
+    }
   }
-  return { replicas, events };
+  return held;
+}
+
+/** A replica that was given a place but has not started there yields it to an attempt that runs. */
+function makeWay(replica: Replica, held: ReadonlyMap<string, AttemptId>, now_ms: number): Replica {
+  if (replica.taken_up || !runs(replica)) return replica;
+  const isTaken = replica.placements.some(({ node, launch }) =>
+    placesOf(node, launch).some((place) => (held.get(place) ?? launch.attempt) !== launch.attempt),
+  );
+  if (!isTaken) return replica;
+  return { ...enter(replica, "pending", "its place is held by another that was found running", now_ms), placements: [] };
 }
 
 /** One rank of each number, and no more: half a gang serves nobody. */
@@ -44,15 +86,17 @@ function isWhole(ranks: readonly Found[]): boolean {
   return ranks.every(({ status }, index) => status.rank === index && status.launch.ranks === ranks.length);
 }
 
-function taken(id: ReplicaId, ranks: readonly Found[], memory: number | undefined, now_ms: number): Replica {
+function taken(id: ReplicaId, ranks: readonly Found[], model: ModelSpec, now_ms: number): Replica {
   const first = ranks[0]?.status;
   if (!first) throw new Error("a replica without ranks");
+  const spec = specOfLaunch(first.launch);
   const ready = ranks.every(({ status }) => status.phase === "ready");
   const since_ms = Math.min(now_ms, Math.max(...ranks.map(({ status }) => status.since_ms)));
   return {
     id,
     model: first.launch.model,
-    spec: { ...specOfLaunch(first.launch), ...(memory !== undefined && { memory }) },
+    // A launch does not tell what memory was set aside for it; the catalog does when it still means the same engine.
+    spec: specKey(spec) === specKey(model) ? model : spec,
     created_ms: since_ms,
     state: ready ? "ready" : "starting",
     since_ms: ready ? since_ms : now_ms,

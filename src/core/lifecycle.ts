@@ -54,7 +54,7 @@ export function step(replica: Replica, seen: Observation, policy: Policy, now_ms
     case "gone":
       return still(replica);
     case "stopping":
-      return ended(replica, seen) ? gone(replica, now_ms) : still(replica);
+      return stepStopping(replica, seen, policy, now_ms);
     case "draining":
       return stepDraining(replica, seen, policy, now_ms);
     case "fetching":
@@ -72,8 +72,20 @@ function statuses(replica: Replica, seen: Observation): (RankStatus | null | und
   });
 }
 
-function ended(replica: Replica, seen: Observation): boolean {
-  return statuses(replica, seen).every((status, index) => seen.nodes[index] === null || status === undefined || status?.phase === "exited");
+/** True when no rank runs any more, as far as its nodes say. */
+function ended(replica: Replica, seen: Observation, policy: Policy): boolean {
+  return statuses(replica, seen).every((status, index) => {
+    const node = seen.nodes[index] ?? null;
+    if (node === null || status?.phase === "exited") return true;
+    // A rank its node never spoke of may have been started just before the plan dropped it: a later report must lack it.
+    return status === undefined && (replica.taken_up || node.heard_ms >= replica.since_ms + policy.report_ms);
+  });
+}
+
+function stepStopping(replica: Replica, seen: Observation, policy: Policy, now_ms: number): Step {
+  if (ended(replica, seen, policy)) return gone(replica, now_ms);
+  const found = !replica.taken_up && statuses(replica, seen).some((status) => status !== null && status !== undefined);
+  return still(found ? { ...replica, taken_up: true } : replica);
 }
 
 function gone(replica: Replica, now_ms: number): Step {
@@ -81,7 +93,7 @@ function gone(replica: Replica, now_ms: number): Step {
 }
 
 function stepDraining(replica: Replica, seen: Observation, policy: Policy, now_ms: number): Step {
-  if (ended(replica, seen)) return gone(replica, now_ms);
+  if (ended(replica, seen, policy)) return gone(replica, now_ms);
   const for_ms = now_ms - replica.since_ms;
   const idle = for_ms >= policy.drain_settle_ms && seen.in_flight === 0;
   if (!idle && for_ms < policy.drain_requests_ms) return still(replica);

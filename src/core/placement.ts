@@ -21,7 +21,11 @@ interface Filter {
 const FILTERS: readonly Filter[] = [
   {
     name: "node-state",
-    judge: ({ node }) => (node.state === "ready" ? null : { needed: "a ready node", available: `${node.state}: ${node.state_reason}` }),
+    judge: ({ node }) => {
+      if (node.state !== "ready") return { needed: "a ready node", available: `${node.state}: ${node.state_reason}` };
+      // What runs there is not known yet: a place that looks free may be taken.
+      return node.ranks === null ? { needed: "a ready node", available: "its agent has not spoken to this server yet" } : null;
+    },
   },
   {
     name: "cordon",

@@ -1,11 +1,11 @@
 import type { Refusal } from "../protocol/admin-api.ts";
-import type { RankStatus } from "../protocol/agent-api.ts";
 import type { ModelSpec } from "../protocol/catalog.ts";
-import type { ModelName, NodeId, ReplicaId } from "../protocol/ids.ts";
+import type { NodeId, ReplicaId } from "../protocol/ids.ts";
 import type { RankLaunch } from "../protocol/plan.ts";
 import { adopt } from "./adoption.ts";
 import { enter, release, step } from "./lifecycle.ts";
 import { place, placeAgainOn } from "./placement.ts";
+import { serves } from "./reasons.ts";
 import { measure } from "./room.ts";
 import { specKey } from "./spec.ts";
 import { leaves, runs } from "./world.ts";
@@ -18,10 +18,10 @@ import type { Decision, Happening, Ids, NodeSeen, Replica, World } from "./world
 export function plan(world: World, now_ms: number, ids: Ids): Decision {
   const events: Happening[] = [];
   const nodes = new Map(world.nodes.map((node) => [node.id, node]));
-  const adopted = adopt(world, now_ms);
+  const followed = world.replicas.map((replica) => follow(replica, world, nodes, now_ms, events));
+  const adopted = adopt(world, followed, now_ms);
   events.push(...adopted.events);
-  const followed = [...world.replicas, ...adopted.replicas].map((replica) => follow(replica, world, nodes, now_ms, events));
-  const wanted = fit(followed, world, nodes, now_ms, ids, events);
+  const wanted = fit(adopted.replicas, world, nodes, now_ms, ids, events);
   const placed = placeAll(wanted, world, now_ms, ids, events);
   const replicas = placed.replicas.filter((replica) => replica.state !== "gone");
   return { replicas, ranks: ranksByNode(replicas, world), refusals: placed.refusals, events };
@@ -100,8 +100,7 @@ function fitModel(
   nodes: ReadonlyMap<NodeId, NodeSeen>,
 ): { create: number; release: [ReplicaId, string][] } {
   const key = specKey(spec);
-  const isServing = (replica: Replica) =>
-    replica.state === "ready" && replica.placements.every(({ node }) => nodes.get(node)?.state !== "lost");
+  const isServing = (replica: Replica) => serves(replica, nodes);
   const fresh = group.filter((replica) => specKey(replica.spec) === key);
   const old = group.filter((replica) => specKey(replica.spec) !== key);
   const release: [ReplicaId, string][] = [];
@@ -179,9 +178,11 @@ function placeAll(
   if (due.length === 0) return { replicas, refusals };
   const rooms = measure(world, replicas, now_ms);
   const moved = new Map<ReplicaId, Replica>();
+  const serving = new Set(replicas.filter((replica) => isOutdated(replica, world)).map((replica) => replica.model));
   for (const replica of due) {
     const { start_ms } = world.policy;
-    const again = replica.state === "pending" ? replica.placements[0]?.node : undefined;
+    // Waiting since this very moment and placed before: its port was taken, the node is as good as it was.
+    const again = replica.state === "pending" && replica.since_ms === now_ms ? replica.placements[0]?.node : undefined;
     const same = again === undefined ? null : placeAgainOn(again, replica, rooms, start_ms, () => ids.attempt());
     const placed = same ? { placements: [same] } : place(replica, rooms, start_ms, () => ids.attempt());
     if ("placements" in placed) {
@@ -189,10 +190,18 @@ function placeAll(
       continue;
     }
     refusals.set(replica.id, placed.refusals);
-    const waits = wait(replica, placed.reason, now_ms, events);
+    const reason = serving.has(replica.model) ? `${placed.reason}; the replica of the earlier catalog entry keeps serving` : placed.reason;
+    const waits = wait(replica, reason, now_ms, events);
     if (waits !== replica) moved.set(replica.id, waits);
   }
   return { replicas: replicas.map((replica) => moved.get(replica.id) ?? replica), refusals };
+}
+
+/** Serves by an entry that the catalog no longer has like that. */
+function isOutdated(replica: Replica, world: World): boolean {
+  if (replica.state !== "ready") return false;
+  const spec = world.models.find((model) => model.name === replica.model);
+  return spec !== undefined && specKey(spec) !== specKey(replica.spec);
 }
 
 const size = (spec: ModelSpec): number => spec.gpus * spec.nodes;
@@ -215,27 +224,3 @@ function wait(replica: Replica, reason: string, now_ms: number, events: Happenin
   events.push({ level: "warn", kind: "replica-pending", subject: `replica/${replica.id}`, text: reason });
   return { ...enter(replica, "pending", reason, replica.state === "pending" ? replica.since_ms : now_ms), next_try_ms: null };
 }
-
-/** Reasons that depend on what is observed now, for people: what a replica waits for or suffers from. */
-export function reasonNow(replica: Replica, nodes: ReadonlyMap<NodeId, NodeSeen>): string {
-  const lost = replica.placements.map(({ node }) => nodes.get(node)).find((node) => node && node.state !== "ready" && runs(replica));
-  if (lost) return `node ${lost.id} is ${lost.state}: ${lost.state_reason}; the replica stays assigned to it`;
-  const detail = replica.placements.map(({ node, launch }) => detailOf(nodes.get(node), launch)).find((text) => text !== "");
-  return runs(replica) && replica.state !== "ready" && replica.state !== "draining" && detail ? detail : replica.reason;
-}
-
-function detailOf(node: NodeSeen | undefined, launch: RankLaunch): string {
-  const status: RankStatus | undefined = node?.ranks?.find((rank) => rank.attempt === launch.attempt);
-  return status && status.phase !== "ready" && status.phase !== "exited" ? status.detail : "";
-}
-
-/** Why a model has fewer ready replicas than wanted; empty when it has them all. */
-export function reasonOfModel(spec: ModelSpec, group: readonly Replica[], nodes: ReadonlyMap<NodeId, NodeSeen>): string {
-  const waiting =
-    group.find((replica) => replica.state === "failed") ??
-    group.find((replica) => replica.state === "pending") ??
-    group.find((replica) => replica.state !== "ready");
-  return waiting ? `${waiting.id} is ${waiting.state}: ${reasonNow(waiting, nodes)}` : `${spec.replicas} wanted`;
-}
-
-export type { ModelName };

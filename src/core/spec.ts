@@ -46,13 +46,10 @@ export function memoryNeed(spec: ModelSpec): number {
   return Math.ceil(spec.size * 1.1) + ENGINE_MEMORY_OVERHEAD_BYTES;
 }
 
-/** What a catalog says that cannot be served, one sentence each: doubled names, engines without weights, gangs of llama.cpp. */
+/** What a catalog says that cannot be served, one sentence each. */
 export function catalogFaults(models: readonly ModelSpec[]): string[] {
   const faults: string[] = [];
-  const names = new Set<string>();
   for (const spec of models) {
-    if (names.has(spec.name)) faults.push(`model ${spec.name} is listed twice`);
-    names.add(spec.name);
     if (spec.engine !== "sim" && spec.source === undefined) faults.push(`model ${spec.name} has no source`);
     if (spec.engine === "llamacpp" && spec.nodes > 1) {
       faults.push(`model ${spec.name}: llamacpp runs on one node (its ranks would talk in clear and run what they are sent)`);

@@ -23,6 +23,8 @@ export interface NodeSeen {
   readonly inventory: Inventory;
   /** What its agent last reported; null when it has not spoken since the server started. */
   readonly ranks: readonly RankStatus[] | null;
+  /** When it reported that. */
+  readonly heard_ms: number;
   /** Why nothing new may be placed here; null when it may. */
   readonly cordon: string | null;
 }
@@ -63,6 +65,7 @@ export interface Replica {
 export interface Policy {
   readonly start_ms: number;
   readonly take_up_ms: number;
+  readonly report_ms: number;
   readonly fetch_stall_ms: number;
   readonly margin_ms: number;
   readonly drain_requests_ms: number;
@@ -76,6 +79,7 @@ export interface Policy {
 export const DEFAULT_POLICY: Policy = {
   start_ms: limits.ENGINE_START_MS,
   take_up_ms: limits.TAKE_UP_MS,
+  report_ms: limits.REPORT_INTERVAL_MS,
   fetch_stall_ms: limits.FETCH_STALL_MS,
   margin_ms: limits.DEADLINE_MARGIN_MS,
   drain_requests_ms: limits.DRAIN_REQUESTS_MS,

@@ -138,7 +138,8 @@ export class Fleet {
         ...stateOf(node, this.started_ms, now_ms),
         inventory: node.kept.inventory,
         ranks: node.ranks,
-        cordon: node.ranks === null ? "its agent has not spoken to this server yet" : null,
+        heard_ms: node.kept.last_seen_ms,
+        cordon: null,
       }))
       .sort((a, b) => (a.id < b.id ? -1 : 1));
   }

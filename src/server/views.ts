@@ -1,4 +1,4 @@
-import { reasonNow, reasonOfModel } from "../core/planner.ts";
+import { reasonNow, reasonOfModel, serves } from "../core/reasons.ts";
 import type { Replica } from "../core/world.ts";
 import type { KeyView, ModelView, NodeView, ReplicaView, StatusView } from "../protocol/admin-api.ts";
 import type { GatewayStatus } from "../protocol/gateway-api.ts";
@@ -40,7 +40,7 @@ export function modelViews(fleet: Fleet, now_ms: number): ModelView[] {
   const nodes = new Map(fleet.seen(now_ms).map((node) => [node.id, node]));
   return fleet.models.map((spec): ModelView => {
     const group = fleet.replicas.filter((replica) => replica.model === spec.name);
-    const ready = group.filter((replica) => replica.state === "ready").length;
+    const ready = group.filter((replica) => serves(replica, nodes)).length;
     return {
       name: spec.name,
       engine: spec.engine,
@@ -49,7 +49,7 @@ export function modelViews(fleet: Fleet, now_ms: number): ModelView[] {
       ready,
       nodes: spec.nodes,
       gpus: spec.gpus,
-      reason: ready >= spec.replicas ? "" : reasonOfModel(spec, group, nodes),
+      reason: reasonOfModel(spec, group, nodes),
     };
   });
 }

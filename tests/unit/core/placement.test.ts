@@ -1,0 +1,205 @@
+import { expect, test } from "bun:test";
+import { place } from "../../../src/core/placement.ts";
+import { measure } from "../../../src/core/room.ts";
+import type { NodeSeen, Replica } from "../../../src/core/world.ts";
+import type { ModelSpec } from "../../../src/protocol/catalog.ts";
+import { GiB, modelOf, TestFleet, type NodeShape } from "./fleet-for-tests.ts";
+
+const waiting = (spec: ModelSpec, more: Partial<Replica> = {}): Replica => ({
+  id: `${spec.name}-00000`,
+  model: spec.name,
+  spec,
+  created_ms: 0,
+  state: "pending",
+  since_ms: 0,
+  reason: "",
+  placements: [],
+  taken_up: false,
+  progress: null,
+  ready_since_ms: null,
+  failures: 0,
+  next_try_ms: null,
+  avoid: null,
+  last_lines: [],
+  ...more,
+});
+
+function placed(
+  shapes: readonly NodeShape[],
+  spec: ModelSpec,
+  change: (node: NodeSeen) => NodeSeen = (node) => node,
+  more: Partial<Replica> = {},
+) {
+  const fleet = new TestFleet(shapes, []);
+  const world = { ...fleet.world(), nodes: fleet.world().nodes.map(change) };
+  return place(waiting(spec, more), measure(world, [], fleet.now_ms), 1_000, () => "0000000000000001");
+}
+
+const CASES: [string, ModelSpec, (node: NodeSeen) => NodeSeen, string, string, string][] = [
+  [
+    "node-state",
+    modelOf("m"),
+    (node) => ({ ...node, state: "suspect", state_reason: "silent" }),
+    "node-state",
+    "a ready node",
+    "suspect: silent",
+  ],
+  [
+    "silence",
+    modelOf("m"),
+    (node) => ({ ...node, ranks: null }),
+    "node-state",
+    "a ready node",
+    "its agent has not spoken to this server yet",
+  ],
+  ["cordon", modelOf("m"), (node) => ({ ...node, cordon: "repair" }), "cordon", "a node that takes new replicas", "cordoned: repair"],
+  ["engine absent", modelOf("m", { engine: "vllm" }), (node) => node, "engine", "engine vllm", "not on this node"],
+  [
+    "engine refused",
+    modelOf("m"),
+    (node) => ({
+      ...node,
+      inventory: {
+        ...node.inventory,
+        engines: [{ kind: "sim", version: "1", path: "p", origin: "path", offered: false, reason: "it does not run" }],
+      },
+    }),
+    "engine",
+    "engine sim",
+    "1: it does not run",
+  ],
+  ["gpus", modelOf("m", { gpus: 3 }), (node) => node, "gpus", "3 GPUs", "2 free of 2"],
+  [
+    "a GPU others use",
+    modelOf("m", { gpus: 2 }),
+    (node) => ({
+      ...node,
+      inventory: {
+        ...node.inventory,
+        gpus: node.inventory.gpus.map((gpu) => (gpu.index === 0 ? { ...gpu, memory_used: { value: 20 * GiB } } : gpu)),
+      },
+    }),
+    "gpus",
+    "2 GPUs",
+    "1 free of 2, GPU 0 has 20.0 GiB of 80.0 GiB in use",
+  ],
+  ["memory", modelOf("m", { memory: 65 * GiB }), (node) => node, "memory", "65.0 GiB of memory", "64.0 GiB"],
+  [
+    "memory that others use",
+    modelOf("m", { memory: 8 * GiB }),
+    (node) => ({ ...node, inventory: { ...node.inventory, memory: { total: 64 * GiB, available: 4 * GiB } } }),
+    "memory",
+    "8.0 GiB of memory",
+    "4.0 GiB",
+  ],
+  [
+    "disk",
+    modelOf("m", { source: "http://x/m", size: 600 * GiB, memory: 1 }),
+    (node) => node,
+    "disk",
+    "600.0 GiB of disk",
+    "500.0 GiB in /state",
+  ],
+];
+
+test.each(CASES)("%s refuses a node, with numbers", (_name, spec, change, filter, needed, available) => {
+  const result = placed([{ id: "a", gpus: 2 }], spec, change);
+  expect(result).toEqual({ refusals: [{ node: "a", filter, needed, available }], reason: "none of 1 nodes has room" });
+});
+
+test("with no node at all the reason says so", () => {
+  expect(placed([], modelOf("m"))).toEqual({ refusals: [], reason: "no node has joined" });
+});
+
+const where = (result: ReturnType<typeof placed>) => ("placements" in result ? result.placements[0]?.node : result.reason);
+
+test("equal nodes are taken in order of their names, whatever their order in the world", () => {
+  expect(where(placed([{ id: "b" }, { id: "a" }], modelOf("m")))).toBe("a");
+});
+
+test("small replicas are packed: the node with the fewest free GPUs that fits", () => {
+  expect(
+    where(
+      placed(
+        [
+          { id: "a", gpus: 8 },
+          { id: "b", gpus: 2 },
+        ],
+        modelOf("m", { gpus: 1 }),
+      ),
+    ),
+  ).toBe("b");
+  expect(
+    where(
+      placed(
+        [
+          { id: "a", gpus: 8 },
+          { id: "b", gpus: 0 },
+        ],
+        modelOf("m"),
+      ),
+    ),
+  ).toBe("b");
+});
+
+test("a node it failed to start on comes last", () => {
+  expect(where(placed([{ id: "a" }, { id: "b" }], modelOf("m"), undefined, { avoid: "a" }))).toBe("b");
+  expect(where(placed([{ id: "a" }], modelOf("m"), undefined, { avoid: "a" }))).toBe("a");
+});
+
+test("replicas of one model are spread over nodes, those of many packed", () => {
+  const fleet = new TestFleet(
+    [
+      { id: "a", gpus: 4 },
+      { id: "b", gpus: 4 },
+    ],
+    [modelOf("m", { replicas: 4, gpus: 1 })],
+  );
+  fleet.turns(3);
+  const perNode = Map.groupBy(fleet.ready(), (replica) => replica.placements[0]?.node);
+  expect([perNode.get("a")?.length, perNode.get("b")?.length]).toEqual([2, 2]);
+  const packed = new TestFleet(
+    [
+      { id: "a", gpus: 4 },
+      { id: "b", gpus: 4 },
+    ],
+    ["k", "l", "m"].map((name) => modelOf(name, { gpus: 1 })),
+  );
+  packed.turns(3);
+  expect(new Set(packed.ready().map((replica) => replica.placements[0]?.node)).size).toBe(1);
+});
+
+test("memory of placed replicas is set aside before it shows in readings, and after", () => {
+  const fleet = new TestFleet([{ id: "a", memory: 10 * GiB }], [modelOf("m", { replicas: 3, memory: 4 * GiB })]);
+  fleet.turns(60);
+  expect(fleet.ready()).toHaveLength(2);
+  const short = fleet.replicas.find((replica) => replica.state === "pending");
+  expect(fleet.decision?.refusals.get(short?.id ?? "")?.[0]).toMatchObject({
+    filter: "memory",
+    needed: "4.0 GiB of memory",
+    available: "2.0 GiB",
+  });
+  expect(fleet.kinds().filter((kind) => kind === "replica-pending")).toHaveLength(1);
+});
+
+test("one download is counted once on the disk of a node", () => {
+  const spec = modelOf("m", { replicas: 2, source: "http://x/m", size: 300 * GiB, memory: GiB });
+  const fleet = new TestFleet([{ id: "a", disk: 400 * GiB }], [spec]);
+  fleet.decide();
+  expect(fleet.replicas.map((replica) => replica.state)).toEqual(["fetching", "fetching"]);
+});
+
+test("nodes that share an address share its ports", () => {
+  const fleet = new TestFleet(
+    ["a", "b", "c"].map((id) => ({ id, address: "127.0.0.1" })),
+    [modelOf("m", { replicas: 3 })],
+  );
+  fleet.turns(3);
+  expect(new Set(fleet.ready().map((replica) => replica.placements[0]?.launch.door.port)).size).toBe(3);
+});
+
+test("a model over several nodes waits, with the reason", () => {
+  const fleet = new TestFleet([{ id: "a" }, { id: "b" }], [modelOf("m", { nodes: 2 })]);
+  fleet.turns(3);
+  expect(fleet.only()).toMatchObject({ state: "pending", reason: "replicas over several nodes are not placed yet" });
+});
