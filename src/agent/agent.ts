@@ -6,6 +6,7 @@
 import { mkdir } from "node:fs/promises";
 import { hostname } from "node:os";
 import { join } from "node:path";
+import type { FabricWatch } from "../hardware/fabric-watch.ts";
 import type { Log } from "../os/log.ts";
 import { serveUnix } from "../os/unix-http.ts";
 import { makeDialer } from "../pki/dial.ts";
@@ -16,7 +17,13 @@ import type { AgentConfig } from "../protocol/config.ts";
 import { messageOf, OperatorError, parseAs } from "../protocol/errors.ts";
 import { NodeId } from "../protocol/ids.ts";
 import type { Inventory } from "../protocol/inventory.ts";
-import { INVENTORY_INTERVAL_MS, LOG_TAIL_LINES_COUNT, REPORT_GATHER_MS, REPORT_INTERVAL_MS } from "../protocol/limits.ts";
+import {
+  DOCTOR_INTERVAL_MS,
+  INVENTORY_INTERVAL_MS,
+  LOG_TAIL_LINES_COUNT,
+  REPORT_GATHER_MS,
+  REPORT_INTERVAL_MS,
+} from "../protocol/limits.ts";
 import { PROTOCOL } from "../protocol/protocol.ts";
 import { VERSION } from "../protocol/version.ts";
 import { tailOf } from "../shim/rank-log.ts";
@@ -24,6 +31,7 @@ import { WeightStore } from "../weights/store.ts";
 import { converge } from "./converge.ts";
 import { discoverEngines } from "./engine-offers.ts";
 import { engineUserOf, readInventory } from "./inventory.ts";
+import { examine, openFabrics } from "./examination.ts";
 import { keepSession, ServerLink } from "./link.ts";
 import { changedFiles, loadNodeIdentity } from "./node-identity.ts";
 import { NodeState } from "./node-state.ts";
@@ -52,11 +60,12 @@ export function nodeIdOf(config: AgentConfig): NodeId {
 export async function runAgent(options: AgentOptions): Promise<void> {
   const { config, log, signal } = options;
   const node = nodeIdOf(config);
+  const fabrics = await openFabrics(config);
   const identity = await loadNodeIdentity(config.tls, node);
   await makeFolders(config);
   const alone = await serveUnix(join(config.run, "agent.sock"), () => Response.json({ node, pid: process.pid, version: VERSION }));
   try {
-    const agent = new Agent(options, await NodeState.open(config.state, log), identity, await engineUserOf(config));
+    const agent = new Agent(options, await NodeState.open(config.state, log), identity, fabrics, await engineUserOf(config));
     await agent.run();
   } finally {
     if (!signal.aborted) log.error("the agent ends; what it started goes on");
@@ -106,16 +115,18 @@ class Agent {
   readonly #dialer: Dialer;
   readonly #ranks: Ranks;
   readonly #changed = new Signal();
+  readonly #fabrics: FabricWatch;
   #inventory!: Inventory;
   #inventory_revision = 1;
   #identity: Identity;
 
-  constructor(options: AgentOptions, state: NodeState, identity: Identity, engine_user: string | null) {
+  constructor(options: AgentOptions, state: NodeState, identity: Identity, fabrics: FabricWatch, engine_user: string | null) {
     this.#options = options;
     this.#node = nodeIdOf(options.config);
     this.#log = options.log.with({ component: "agent", node: this.#node });
     this.#state = state;
     this.#identity = identity;
+    this.#fabrics = fabrics;
     this.#dialer = makeDialer(identity, { revocations: () => state.revocations });
     const changed = () => this.#changed.raise();
     this.#ranks = ranksOf(options, { engine_user, revocations: () => state.revocations, changed });
@@ -126,7 +137,7 @@ class Agent {
     // What runs is known before anybody is told of it, so that nobody takes it for gone.
     await this.#ranks.open();
     const engines = await discoverEngines({ llamacpp: config.llamacpp_bin });
-    this.#inventory = await readInventory(config, engines);
+    this.#inventory = await readInventory(config, engines, this.#fabrics.ports());
     const about = { address: config.address, version: VERSION, serial: this.#identity.serial };
     this.#log.info("agent started", { ...about, servers: config.servers.join(" ") });
     for (const { offered, kind, path, reason } of engines)
@@ -135,11 +146,14 @@ class Agent {
     this.#ranks.resume();
     const renew = () => void this.#renew();
     process.on("SIGHUP", renew);
+    void this.#examine();
+    const examination = setInterval(() => void this.#examine(), DOCTOR_INTERVAL_MS);
     const refresh = setInterval(() => void this.#refresh(), INVENTORY_INTERVAL_MS);
     try {
       await keepSession(config.servers, (server, joined) => this.#session(server, joined), this.#log, signal);
     } finally {
       clearInterval(refresh);
+      clearInterval(examination);
       process.off("SIGHUP", renew);
     }
   }
@@ -234,10 +248,26 @@ class Agent {
   async #refresh(): Promise<void> {
     try {
       if (await changedFiles(this.#options.config.tls, this.#identity)) await this.#renew();
-      this.#inventory = await readInventory(this.#options.config, this.#inventory.engines);
+      const ports = await this.#fabrics.look();
+      const inventory = await readInventory(this.#options.config, this.#inventory.engines, ports);
+      this.#inventory = { ...inventory, ...(this.#inventory.doctor && { doctor: this.#inventory.doctor }) };
       this.#inventory_revision += 1;
     } catch (error) {
       this.#log.warn("cannot read this machine", { why: messageOf(error) });
+    }
+  }
+
+  /** Examines the machine as doctor does, beside everything else; a subnet manager that is silent makes it slow. */
+  async #examine(): Promise<void> {
+    const { config } = this.#options;
+    try {
+      const doctor = await examine(config, this.#node, this.#log);
+      // The ports are looked at again, too: the first examination may have installed what asks them.
+      await this.#refresh();
+      this.#inventory = { ...this.#inventory, doctor };
+      this.#inventory_revision += 1;
+    } catch (error) {
+      this.#log.warn("cannot examine this machine", { why: messageOf(error) });
     }
   }
 

@@ -1,7 +1,7 @@
 import { discoverHardware } from "../hardware/discover.ts";
 import { userOf } from "../os/process.ts";
 import type { AgentConfig } from "../protocol/config.ts";
-import type { EngineOffer, Inventory } from "../protocol/inventory.ts";
+import type { EngineOffer, FabricPort, Inventory } from "../protocol/inventory.ts";
 
 /** The user engines run as: only root can choose, and only one there is. Null = engines run as the agent does. */
 export async function engineUserOf({ engine_user }: AgentConfig): Promise<string | null> {
@@ -11,12 +11,17 @@ export async function engineUserOf({ engine_user }: AgentConfig): Promise<string
 /**
  * What the node is and has now.
  * @param engines what was found of engines; they do not change while the agent runs
+ * @param ports InfiniBand ports as they were last seen
  */
-export async function readInventory(config: AgentConfig, engines: readonly EngineOffer[]): Promise<Inventory> {
+export async function readInventory(
+  config: AgentConfig,
+  engines: readonly EngineOffer[],
+  ports: readonly FabricPort[],
+): Promise<Inventory> {
   const { nvidia_smi, state, engine_user } = config;
   const hardware = await discoverHardware({ state, ...(nvidia_smi !== undefined && { nvidia_smi }) });
   const missing = process.getuid?.() === 0 && (await engineUserOf(config)) === null;
   const text = `engines run as root: there is no user ${engine_user}`;
   const warnings = missing ? [{ code: "engine-user-missing", text }] : [];
-  return { ...hardware, engines: [...engines], warnings: [...hardware.warnings, ...warnings] };
+  return { ...hardware, engines: [...engines], ports: [...ports], warnings: [...hardware.warnings, ...warnings] };
 }

@@ -13,7 +13,7 @@ const SCHEMAS: Record<Kind, GenericSchema> = { server: ServerConfig, agent: Agen
 /** Keys that only one kind of file has at its top. */
 const TELLING_KEYS: Record<Kind, readonly string[]> = {
   server: ["listen", "catalog", "engines", "gateway"],
-  agent: ["servers", "address", "node", "nvidia_smi", "llamacpp_bin", "engine_user"],
+  agent: ["servers", "address", "node", "nvidia_smi", "fabrics", "ib_root", "llamacpp_bin", "engine_user"],
   catalog: ["models"],
 };
 

@@ -78,8 +78,8 @@ export const doctorCommand = command({
     const nvidia_smi = flags["nvidia-smi"] ?? config.nvidia_smi;
     const report = await runDoctor({
       ...(nvidia_smi !== undefined && { nvidia_smi }),
-      ib_root: flags["ib-root"] ?? REAL_IB_ROOT,
-      fabrics: flags.fabric.map(parseFabric),
+      ib_root: flags["ib-root"] ?? config.ib_root ?? REAL_IB_ROOT,
+      fabrics: (flags.fabric.length > 0 ? flags.fabric : (config.fabrics ?? [])).map(parseFabric),
       server,
       state: config.state ?? "/var/lib/llmgw",
       tls: absoluteTls(config.tls, flags.config),

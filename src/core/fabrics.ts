@@ -1,4 +1,4 @@
-import type { FabricPort } from "../protocol/inventory.ts";
+import type { FabricPort, Inventory } from "../protocol/inventory.ts";
 import { FABRIC_DISJOINT_ANSWERS_COUNT } from "../protocol/limits.ts";
 
 /** What a port's last answers said of its fabric. */
@@ -256,4 +256,13 @@ function addUnproved(islands: readonly Island[], declared: readonly NodePort[]):
     });
   }
   return { islands: result, warnings };
+}
+
+/**
+ * Why a node may not be part of a gang, by its own examination; null when nothing speaks against it. A silent subnet manager alone does
+ * not: traffic goes on through a failover.
+ */
+export function fabricFault({ doctor }: Pick<Inventory, "doctor">): string | null {
+  const failed = doctor?.checks.find(({ id, verdict }) => verdict === "fail" && (id === "ib.declared" || id.startsWith("ib.fabric")));
+  return failed ? `${failed.title}: ${failed.found}` : null;
 }

@@ -67,6 +67,10 @@ export const AgentConfig = v.strictObject({
   run: v.optional(Path, "/run/llmgw"),
   /** The program that lists GPUs; looked for in the PATH when absent. */
   nvidia_smi: v.optional(Path),
+  /** InfiniBand fabrics this node is on, with their adapters: `ib-b`, `ib-b:mlx5_2,mlx5_3` or `ib-b:mlx5_2:1`. */
+  fabrics: v.optional(v.array(v.string())),
+  /** The folder that lists InfiniBand devices; /sys/class/infiniband when absent. */
+  ib_root: v.optional(Path),
   /** A llama-server to use instead of an installed one. */
   llamacpp_bin: v.optional(Path),
   /** User the engines run as when the agent is root. */

@@ -1,4 +1,5 @@
 import * as v from "valibot";
+import { CheckResult } from "./doctor.ts";
 import { Bytes, Count, EngineKind } from "./ids.ts";
 
 /** A reading that may be missing: the value, or why there is none. */
@@ -78,5 +79,7 @@ export const Inventory = v.object({
   ports: v.optional(v.array(FabricPort)),
   engines: v.array(EngineOffer),
   warnings: v.array(Warning),
+  /** What doctor found last, without the checks that do not apply; absent until it has run. */
+  doctor: v.optional(v.object({ at_ms: v.number(), checks: v.array(CheckResult) })),
 });
 export type Inventory = v.InferOutput<typeof Inventory>;

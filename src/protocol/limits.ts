@@ -181,5 +181,9 @@ export const MANAGER_WAIT_MS = 65_000;
 export const MANAGER_RETRY_MS = 3_000;
 /** A tool of the machine that doctor asks must answer within this time. */
 export const DOCTOR_TOOL_MS = 10_000;
+/** A node examines itself as doctor does after this long, and reports what it found. */
+export const DOCTOR_INTERVAL_MS = 600_000;
+/** One step of installing infiniband-diags must end within this time. */
+export const INSTALL_MS = 300_000;
 /** Doctor tries this long to reach the server. */
 export const DOCTOR_REACH_MS = 5_000;

@@ -1,7 +1,7 @@
 // Which nodes share a fabric, from what their ports see: failover, cuts, wrong cables and wrong names.
 import { describe, expect, test } from "bun:test";
 import fc from "fast-check";
-import { foldAnswer, islandsOf, physicalFabrics, UNSEEN } from "../../../src/core/fabrics.ts";
+import { fabricFault, foldAnswer, islandsOf, physicalFabrics, UNSEEN } from "../../../src/core/fabrics.ts";
 import type { Answer, NodePort, Seen } from "../../../src/core/fabrics.ts";
 
 const [A1, A2, B1, B2, C1] = ["0xa1", "0xa2", "0xb1", "0xb2", "0xc1"] as const;
@@ -168,4 +168,11 @@ test("the same fleet again keeps every name", () => {
       expect(islandsOf(ports, first.numbers).islands).toEqual(first.islands);
     }),
   );
+});
+
+test("a failed fabric check keeps a node out of gangs, a silent manager does not", () => {
+  const check = (id: string, verdict: "fail" | "warn") => ({ id, title: id, verdict, found: "x", source: "", remedy: "" });
+  expect(fabricFault({})).toBe(null);
+  expect(fabricFault({ doctor: { at_ms: 0, checks: [check("ib.sm", "fail"), check("ib.fabric.alias", "warn")] } })).toBe(null);
+  expect(fabricFault({ doctor: { at_ms: 0, checks: [check("ib.fabric.same", "fail")] } })).toBe("ib.fabric.same: x");
 });
