@@ -3,6 +3,7 @@ import { existsSync, readFileSync } from "node:fs";
 import { spawn } from "node:child_process";
 import type { ChildProcess } from "node:child_process";
 import { setTimeout as sleep } from "node:timers/promises";
+import { OWNER_POLL_MS } from "../protocol/limits.ts";
 
 /** Environment variable that marks every process of one attempt, whatever session it moves to. */
 export const ATTEMPT_VARIABLE = "LLMGW_ATTEMPT";
@@ -164,9 +165,6 @@ export async function waitGone(pid: number, deadline_ms: number): Promise<boolea
   }
   return true;
 }
-
-/** How often an owner is looked at. */
-const OWNER_POLL_MS = 500;
 
 /** Calls once when the owner (or the process that had its number at first) is gone. Returns a way to stop looking. */
 export function watchOwner(pid: number, gone: () => void): () => void {

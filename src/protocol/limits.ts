@@ -67,6 +67,8 @@ export const GATEWAY_IN_FLIGHT_COUNT = 8_192;
 export const KEPT_EVENTS_COUNT = 10_000;
 /** Events one answer of the admin API lists at most. */
 export const LISTED_EVENTS_COUNT = 1_000;
+/** A slow reader of a live log is cut off once it has fallen behind by this much. */
+export const LOG_FOLLOW_BACKLOG_BYTES = 1024 * 1024;
 /** Most lines one log answer holds. */
 export const LOG_TAIL_LINES_COUNT = 10_000;
 
@@ -95,10 +97,14 @@ export const PROBE_INTERVAL_MS = 100;
 export const PROBE_MS = 20_000;
 /** A ready engine whose queue of new connections is full must take a request's connection within this time. */
 export const ENGINE_CONNECT_MS = 5_000;
+/** Pause before an engine that took no connection is tried again. */
+export const ENGINE_CONNECT_PAUSE_MS = 20;
 /** A loading engine that took in this much more (read, or in memory) is making progress. */
 export const LOADING_STEP_BYTES = 64 * 1024 * 1024;
 /** A shim looks this often at what its loading engine has taken in. */
 export const LOADING_POLL_MS = 1_000;
+/** A process with an owner looks this often whether the owner is there. */
+export const OWNER_POLL_MS = 500;
 /** A shim whose rank has ended still answers its agent for this long. */
 export const SHIM_FAREWELL_MS = 500;
 

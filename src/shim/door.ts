@@ -3,7 +3,7 @@ import type { ClientRequest, IncomingMessage, ServerResponse } from "node:http";
 import { connect } from "node:net";
 import type { Socket } from "node:net";
 import type { Peer } from "../pki/trust.ts";
-import { ENGINE_CONNECT_MS, LOG_TAIL_LINES_COUNT } from "../protocol/limits.ts";
+import { ENGINE_CONNECT_MS, ENGINE_CONNECT_PAUSE_MS, LOG_FOLLOW_BACKLOG_BYTES, LOG_TAIL_LINES_COUNT } from "../protocol/limits.ts";
 import { ATTEMPT_HEADER, DOOR_REFUSED_HEADER } from "../protocol/shim-api.ts";
 import type { DoorRefusal } from "../protocol/shim-api.ts";
 import type { RankLog } from "./rank-log.ts";
@@ -21,12 +21,6 @@ const NOT_PASSED_ON = new Set([
   ATTEMPT_HEADER,
   DOOR_REFUSED_HEADER,
 ]);
-
-/** How far a slow reader of a live log may fall behind before it is cut off. */
-const FOLLOW_BACKLOG_BYTES = 1_048_576;
-
-/** Pause before an engine that took no connection is tried again. */
-const ENGINE_CONNECT_PAUSE_MS = 20;
 
 /** What the door needs of its rank. */
 export interface DoorRank {
@@ -140,7 +134,7 @@ export class Door {
     }
     response.on("error", () => {});
     const stop = this.#rank.log.follow((line) => {
-      if (response.writableLength > FOLLOW_BACKLOG_BYTES) response.destroy();
+      if (response.writableLength > LOG_FOLLOW_BACKLOG_BYTES) response.destroy();
       else response.write(`${line}\n`);
     });
     response.once("close", stop);

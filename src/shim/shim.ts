@@ -21,6 +21,7 @@ import { Trust } from "../pki/trust.ts";
 import type { RankExit } from "../protocol/agent-api.ts";
 import { messageOf, OperatorError, parseAs } from "../protocol/errors.ts";
 import * as limits from "../protocol/limits.ts";
+import { PROTOCOL } from "../protocol/protocol.ts";
 import { ShimSpec } from "../protocol/shim-api.ts";
 import type { Revocation } from "../protocol/plan.ts";
 import type { ShimTrust } from "../protocol/shim-api.ts";
@@ -100,6 +101,10 @@ class Shim {
 
   /** From the door to the end of the engine; the exit it comes to. */
   async #live(): Promise<RankExit> {
+    const { protocol } = this.#spec;
+    if (protocol !== PROTOCOL && protocol !== PROTOCOL - 1) {
+      return this.#exit("start", `the agent speaks protocol ${protocol}, this shim ${PROTOCOL} and the one before`, null);
+    }
     const taken = await this.#openDoor();
     if (taken) return taken;
     await this.#startEngine();

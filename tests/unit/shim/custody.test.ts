@@ -120,6 +120,12 @@ describe("what an engine is given", () => {
     expect(() => underCustody(["e"], user, null)).toThrow("setpriv");
   });
 
+  test("what an agent of another protocol wrote is not run", async () => {
+    const it = await rank({}, { protocol: 1_000 });
+    await ended(it);
+    expect(await it.exit()).toMatchObject({ kind: "start", reason: expect.stringContaining("protocol 1000") });
+  });
+
   test("a user that does not exist ends the attempt", async () => {
     const it = await rank({}, { engine_user: "no-such-user-here" });
     await ended(it);

@@ -138,14 +138,14 @@ test.each([true, false])("a client that goes is counted and frees its place (str
 test("more requests than places wait in order, and one that leaves while it waits never runs", async () => {
   const sim = await start("--tokens-per-second", "20", "--parallel", "1");
   await healthy(sim);
-  const first = sim.ask("/v1/chat/completions", { ...question, max_tokens: 20 });
+  const first = sim.ask("/v1/chat/completions", { ...question, max_tokens: 60 });
   await until("the first to run", async () => (await sim.metric("requests_running")) === 1);
   const gone = new AbortController();
   const second = sim.ask("/v1/chat/completions", { ...question, max_tokens: 20 }, gone.signal).catch(() => null);
   await until("the second to wait", async () => (await sim.metric("requests_waiting")) === 1);
   gone.abort();
   await second;
-  await until("nobody to wait", async () => (await sim.metric("requests_waiting")) === 0, 500);
+  await until("nobody to wait", async () => (await sim.metric("requests_waiting")) === 0, 2_000);
   expect(await sim.metric("cancelled_total")).toBe(1);
   expect((await first).status).toBe(200);
   expect(await sim.metric("requests_total")).toBe(1);
