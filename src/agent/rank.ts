@@ -295,7 +295,8 @@ export class Rank {
     this.#was_ready ||= phase === "ready";
     // What is to stop is not shown as starting or ready again because the shim has not heard of it.
     const shown = this.#stop && (phase === "starting" || phase === "ready") ? "stopping" : phase;
-    this.#status = { ...this.#status, phase: shown, since_ms, detail, engine_pid, progress, exit };
+    const pid_now = phase === "exited" ? null : engine_pid;
+    this.#status = { ...this.#status, phase: shown, since_ms, detail, engine_pid: pid_now, progress, exit };
     this.#context.changed();
   }
 

@@ -1,8 +1,6 @@
 import { describe, expect, test } from "bun:test";
 import fc from "fast-check";
 import { converge, type Action, type Observed } from "../../../src/agent/converge.ts";
-import { reconnectWait_ms } from "../../../src/agent/link.ts";
-import { RECONNECT_MAX_MS } from "../../../src/protocol/limits.ts";
 import type { RankLaunch } from "../../../src/protocol/plan.ts";
 
 const launch = (n: number): RankLaunch => ({
@@ -57,12 +55,4 @@ describe("converge", () => {
       }),
     );
   });
-});
-
-test("waits before a server is tried again grow, are bounded, and never agree between agents", () => {
-  const waits = Array.from({ length: 12 }, (_, failures) => reconnectWait_ms(failures, false, 0));
-  expect(waits.every((wait, index) => index === 0 || wait >= (waits[index - 1] ?? 0))).toBe(true);
-  expect(Math.max(...waits)).toBe(RECONNECT_MAX_MS);
-  expect(reconnectWait_ms(0, true, 0)).toBe(RECONNECT_MAX_MS);
-  expect(reconnectWait_ms(3, false, 1)).toBe(reconnectWait_ms(3, false, 0) / 2);
 });
