@@ -84,6 +84,8 @@ export interface Island {
 export interface FabricWarning {
   readonly code: "fabric-split" | "fabric-two-names" | "fabric-wrong-cable" | "fabric-unproved";
   readonly subject: string;
+  /** A declared name it is about. */
+  readonly fabric: string;
   readonly text: string;
   readonly remedy: string;
 }
@@ -111,6 +113,7 @@ export function islandsOf(ports: readonly NodePort[], before: IslandNumbers = {}
   const warnings: FabricWarning[] = torn.map(({ node, fabric }) => ({
     code: "fabric-wrong-cable",
     subject: `node/${node}`,
+    fabric,
     text: `${node} calls adapters ${fabric} that are on different fabrics: it gets no replica of several nodes`,
     remedy: `recable them, or give each its own name with --fabric`,
   }));
@@ -127,6 +130,7 @@ export function islandsOf(ports: readonly NodePort[], before: IslandNumbers = {}
       warnings.push({
         code: "fabric-two-names",
         subject: `fabric/${name}`,
+        fabric: name,
         text: `${users} see the same subnet managers: one fabric, taken as ${name}`,
         remedy: "use one name for it on every node",
       });
@@ -147,6 +151,7 @@ export function islandsOf(ports: readonly NodePort[], before: IslandNumbers = {}
     warnings.push({
       code: "fabric-split",
       subject: `fabric/${name}`,
+      fabric: name,
       text: `${name} is ${same.length} fabrics: ${parts} see different subnet managers`,
       remedy: "give each its own name with --fabric, or join them by cable",
     });
@@ -251,6 +256,7 @@ function addUnproved(islands: readonly Island[], declared: readonly NodePort[]):
     warnings.push({
       code: "fabric-unproved",
       subject: `fabric/${name}`,
+      fabric: name,
       text: `no subnet manager has answered ${nodes.join(", ")} on ${name}: the name alone is believed`,
       remedy: "run llmgw doctor there; start the subnet manager",
     });

@@ -4,6 +4,7 @@
  *
  *   GET    /admin/v1/status                       StatusView
  *   GET    /admin/v1/nodes                        { items: NodeView[] }
+ *   GET    /admin/v1/fabrics                      { items: FabricView[] }
  *   GET    /admin/v1/models                       { items: ModelView[] }
  *   GET    /admin/v1/replicas                     { items: ReplicaView[] }
  *   GET    /admin/v1/events?after=<id>&limit=<n>  { items: EventView[] }      newest last
@@ -42,6 +43,22 @@ export const NodeView = v.object({
 });
 export type NodeView = v.InferOutput<typeof NodeView>;
 export const NodeList = items(NodeView);
+
+/** Nodes that are on one physical fabric. */
+export const FabricView = v.object({
+  /** The fabric's name, with `#1`, `#2` while one name stands for several physical fabrics. */
+  name: v.string(),
+  /** Every name nodes declare it by. */
+  declared: v.array(v.string()),
+  nodes: v.array(NodeId),
+  /** Port GUIDs of its subnet managers. */
+  managers: v.array(v.string()),
+  /** Whether a subnet manager proved that its nodes share it; else their word is believed. */
+  proved: v.boolean(),
+  warnings: v.array(v.object({ code: v.string(), subject: v.string(), text: v.string(), remedy: v.string() })),
+});
+export type FabricView = v.InferOutput<typeof FabricView>;
+export const FabricList = items(FabricView);
 
 export const ModelView = v.object({
   name: ModelName,

@@ -12,7 +12,7 @@ import { ATTEMPT_HEADER } from "../protocol/shim-api.ts";
 import type { Fleet } from "./fleet.ts";
 import { findRoute, goneSignal, readJson, sendJson, type Route } from "./http.ts";
 import type { KeyRow, Store } from "./store.ts";
-import { keyView, modelViews, nodeViews, replicaViews, statusView, type GatewaySeen } from "./views.ts";
+import { fabricViews, keyView, modelViews, nodeViews, replicaViews, statusView, type GatewaySeen } from "./views.ts";
 
 export interface AdminApiParts {
   readonly fleet: Fleet;
@@ -62,6 +62,7 @@ export class AdminApi {
     this.#routes = [
       { method: "GET", path: "/admin/v1/status", run: (call) => this.#status(call) },
       { method: "GET", path: "/admin/v1/nodes", run: list(() => nodeViews(fleet, now())) },
+      { method: "GET", path: "/admin/v1/fabrics", run: list(() => fabricViews(fleet, now())) },
       { method: "GET", path: "/admin/v1/models", run: list(() => modelViews(fleet, now())) },
       { method: "GET", path: "/admin/v1/replicas", run: list(() => replicaViews(fleet, parts.in_flight(), now())) },
       { method: "GET", path: "/admin/v1/replicas/:id/log", run: (call, { id = "" }) => this.#showLog(call, id) },

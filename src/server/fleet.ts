@@ -1,3 +1,4 @@
+import { islandsOf, type Fabrics, type IslandNumbers } from "../core/fabrics.ts";
 import { nextParts, type PlanParts } from "../core/plan-parts.ts";
 import type { NodeSeen, Replica } from "../core/world.ts";
 import type { Refusal } from "../protocol/admin-api.ts";
@@ -39,6 +40,7 @@ export class Fleet {
   revocations: readonly Revocation[] = [];
   version: PlanVersion;
   #parts: PlanParts = new Map();
+  #island_numbers: IslandNumbers = {};
   readonly #waiting = new Map<NodeId, Set<() => void>>();
   readonly #requests = new Map<NodeId, NodeRequest[]>();
   readonly #answers = new Map<string, (result: ResultMessage["result"]) => void>();
@@ -127,6 +129,16 @@ export class Fleet {
 
   answer(id: string, result: ResultMessage["result"]): void {
     this.#answers.get(id)?.(result);
+  }
+
+  /** Which nodes share which fabric, by what their ports see. Islands keep their names from one call to the next. */
+  fabrics(now_ms: number): Fabrics {
+    // A lost node's ports tell of a fabric that may no longer be as it was.
+    const present = [...this.nodes.values()].filter((node) => stateOf(node, this.started_ms, now_ms).state !== "lost");
+    const ports = present.flatMap(({ kept }) => (kept.inventory.ports ?? []).map((port) => ({ ...port, node: kept.id })));
+    const fabrics = islandsOf(ports, this.#island_numbers);
+    this.#island_numbers = fabrics.numbers;
+    return fabrics;
   }
 
   /** Nodes as the planner sees them, in order of their ids. */

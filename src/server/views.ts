@@ -1,6 +1,6 @@
 import { reasonNow, reasonOfModel, serves } from "../core/reasons.ts";
 import type { Replica } from "../core/world.ts";
-import type { KeyView, ModelView, NodeView, ReplicaView, StatusView } from "../protocol/admin-api.ts";
+import type { FabricView, KeyView, ModelView, NodeView, ReplicaView, StatusView } from "../protocol/admin-api.ts";
 import type { GatewayStatus } from "../protocol/gateway-api.ts";
 import { PROTOCOL } from "../protocol/protocol.ts";
 import { VERSION } from "../protocol/version.ts";
@@ -10,6 +10,7 @@ import type { KeyRow } from "./store.ts";
 /** The fleet as the admin API shows it. Pure: everything comes in. */
 
 export function nodeViews(fleet: Fleet, now_ms: number): NodeView[] {
+  const { islands } = fleet.fabrics(now_ms);
   return [...fleet.nodes.values()]
     .map((node): NodeView => {
       const { inventory, id, address, agent_version, last_seen_ms, joined_ms, clock_offset_ms, certificate_expires_ms } = node.kept;
@@ -23,13 +24,29 @@ export function nodeViews(fleet: Fleet, now_ms: number): NodeView[] {
         joined_ms,
         clock_offset_ms,
         certificate_expires_ms,
-        fabrics: [],
-        island: id,
+        fabrics: [...new Set((inventory.ports ?? []).map((port) => port.fabric).filter((name) => name !== ""))],
+        island: islands.find((island) => island.nodes.includes(id))?.name ?? id,
         replicas: replicas.map((replica) => replica.id),
         inventory,
       };
     })
     .sort((a, b) => (a.id < b.id ? -1 : 1));
+}
+
+export function fabricViews(fleet: Fleet, now_ms: number): FabricView[] {
+  const { islands, warnings } = fleet.fabrics(now_ms);
+  return islands
+    .map(({ name, declared, nodes, managers, proved }) => ({
+      name,
+      declared: [...declared],
+      nodes: [...nodes],
+      managers: [...managers],
+      proved,
+      warnings: warnings
+        .filter(({ fabric }) => declared.includes(fabric))
+        .map(({ code, subject, text, remedy }) => ({ code, subject, text, remedy })),
+    }))
+    .sort((a, b) => (a.name < b.name ? -1 : 1));
 }
 
 function holds(replica: Replica): boolean {
@@ -154,6 +171,7 @@ function warningsOf(
   }
   if (config_fault !== null)
     add("config-invalid", "server", `kept the old configuration: ${config_fault}`, "llmgw config check, then llmgw ctl reload");
+  for (const { code, subject, text, remedy } of fleet.fabrics(now_ms).warnings) add(code, subject, text, remedy);
   for (const node of nodes) {
     if (Math.abs(node.clock_offset_ms) > CLOCK_OFFSET_MS)
       add(
