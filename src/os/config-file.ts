@@ -2,7 +2,7 @@ import { dirname, resolve } from "node:path";
 import * as v from "valibot";
 import { Catalog } from "../protocol/catalog.ts";
 import { AgentConfig, ServerConfig } from "../protocol/config.ts";
-import { parseAs } from "../protocol/errors.ts";
+import { OperatorError } from "../protocol/errors.ts";
 import { readYaml } from "./yaml.ts";
 
 type Pair = { readonly cert: string; readonly key: string };
@@ -27,7 +27,7 @@ export async function loadServerConfig(path: string): Promise<ServerConfig> {
  * Reads `agent.yaml`, with flags laid over it.
  * @param path null when everything is given by flags
  * @param flags keys of the file; their relative paths are relative to `cwd`
- * @throws OperatorError E_CONFIG, E_FILE, E_BAD_REQUEST (a flag's value is wrong)
+ * @throws OperatorError E_CONFIG, E_FILE
  */
 export async function loadAgentConfig(path: string | null, flags: Readonly<Record<string, unknown>>, cwd: string): Promise<AgentConfig> {
   const given = Object.fromEntries(Object.entries(flags).filter(([, value]) => value !== undefined));
@@ -39,7 +39,12 @@ export async function loadAgentConfig(path: string | null, flags: Readonly<Recor
   // Of what has parts, a flag replaces only the part it names.
   for (const part of ["tls", "log"] as const)
     merged[part] = { ...absolute({ [part]: config[part] }, base)[part], ...(here[part] as object | undefined) };
-  return parseAs(AgentConfig, merged, "the agent's flags");
+  const result = v.safeParse(AgentConfig, merged);
+  if (result.success) return result.output;
+  const first = result.issues[0];
+  const key = v.getDotPath(first)?.replace(/\.\d+$/, "") ?? "";
+  const why = key in merged ? `${key}: ${first.message}` : `${key} is needed`;
+  throw new OperatorError("E_CONFIG", "the agent's flags are not usable", why, "see llmgw agent --help; every key of agent.yaml is a flag");
 }
 
 /** What an agent without a file starts from: all that has a default. */

@@ -3,6 +3,7 @@ import { createHash, randomBytes } from "node:crypto";
 import { mkdtemp, readdir, readFile, rm, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import { readIfThere } from "../../../src/os/files.ts";
 import { fetchFile, type FetchRequest } from "../../../src/weights/fetch.ts";
 import { fileNameOf, shownUrl, sourceOf } from "../../../src/weights/source.ts";
 import { WeightStore } from "../../../src/weights/store.ts";
@@ -12,7 +13,10 @@ const FILE = randomBytes(300_000);
 const SHA256 = createHash("sha256").update(FILE).digest("hex");
 
 /** How the next answers of the server go; the last one stays. */
-type Behaviour = "well" | "cut" | "no-ranges" | "missing" | "broken" | "silent" | "other-size";
+type Behaviour = "well" | "cut" | "no-ranges" | "missing" | "broken" | "silent" | "other-size" | "no-if-range";
+/** By what the server knows its file; null = it says nothing. */
+let etag: string | null = null;
+let content = FILE;
 let behaviours: Behaviour[] = ["well"];
 let asked: string[] = [];
 let server: Bun.Server<undefined>;
@@ -21,7 +25,10 @@ let folder: string;
 function answer(request: Request): Response | Promise<Response> {
   asked.push(request.headers.get("range") ?? "whole");
   const behaviour = behaviours.length > 1 ? behaviours.shift() : behaviours[0];
-  const from = Number(/bytes=(\d+)-/.exec(request.headers.get("range") ?? "")?.[1] ?? 0);
+  const condition = behaviour === "no-if-range" ? null : request.headers.get("if-range");
+  const range = condition !== null && condition !== etag ? null : request.headers.get("range");
+  const from = Number(/bytes=(\d+)-/.exec(range ?? "")?.[1] ?? 0);
+  const tag = etag === null ? {} : { etag };
   switch (behaviour) {
     case "missing":
       return new Response("no", { status: 404 });
@@ -41,22 +48,27 @@ function answer(request: Request): Response | Promise<Response> {
           if (sent) {
             await Bun.sleep(50);
             controller.close();
-          } else controller.enqueue(new Uint8Array(FILE.subarray(from, half)));
+          } else controller.enqueue(new Uint8Array(content.subarray(from, half)));
           sent = true;
         },
       });
-      const headers = { "content-range": `bytes ${from}-${FILE.length - 1}/${FILE.length}`, "content-length": String(FILE.length - from) };
+      const headers = {
+        "content-range": `bytes ${from}-${FILE.length - 1}/${FILE.length}`,
+        "content-length": String(FILE.length - from),
+        ...tag,
+      };
       return new Response(body, { status: from > 0 ? 206 : 200, headers });
     }
     case "no-ranges":
       return new Response(FILE);
     case "well":
+    case "no-if-range":
     case undefined:
-      if (from === 0) return new Response(FILE);
-      if (from >= FILE.length) return new Response(null, { status: 416 });
-      return new Response(FILE.subarray(from), {
+      if (from === 0) return new Response(content, { headers: tag });
+      if (from >= content.length) return new Response(null, { status: 416, headers: { "content-range": `bytes */${content.length}` } });
+      return new Response(content.subarray(from), {
         status: 206,
-        headers: { "content-range": `bytes ${from}-${FILE.length - 1}/${FILE.length}` },
+        headers: { "content-range": `bytes ${from}-${content.length - 1}/${content.length}`, ...tag },
       });
   }
 }
@@ -64,6 +76,8 @@ function answer(request: Request): Response | Promise<Response> {
 beforeEach(async () => {
   folder = await mkdtemp(join(tmpdir(), "llmgw-weights-"));
   behaviours = ["well"];
+  etag = null;
+  content = FILE;
   asked = [];
   server = Bun.serve({ hostname: "127.0.0.1", port: 0, fetch: answer });
 });
@@ -111,6 +125,92 @@ describe("a fetch", () => {
     behaviours = ["cut", "no-ranges"];
     await fetchFile(request());
     expect(await readFile(join(folder, "file"))).toEqual(FILE);
+  });
+
+  test("tells that it takes the digest, so that nobody takes it for stalled", async () => {
+    const told: string[] = [];
+    await fetchFile(request({ progress: (done, total, doing) => told.push(`${doing} ${done} ${total}`) }));
+    expect(told[0]).toBe(`fetching 0 ${FILE.length}`);
+    expect(told.at(-1)).toBe(`checking ${FILE.length} ${FILE.length}`);
+  });
+
+  test("is not asked for again when it was whole already", async () => {
+    await writeFile(join(folder, "file.part"), FILE);
+    await fetchFile(request());
+    expect(asked).toEqual([]);
+    await writeFile(join(folder, "file.part"), FILE);
+    await fetchFile(request({ size: undefined }));
+    expect(asked).toEqual([`bytes=${FILE.length}-`]);
+    expect(await readFile(join(folder, "file"))).toEqual(FILE);
+  });
+
+  test("with neither digest nor a tag of the server, what was left is not trusted", async () => {
+    behaviours = ["cut", "well"];
+    await fetchFile(request({ sha256: undefined }));
+    expect(asked).toEqual(["whole", "whole"]);
+    expect(await readFile(join(folder, "file"))).toEqual(FILE);
+  });
+
+  test.each<[string, Behaviour[], number]>([
+    ["and the server compares", ["cut", "well"], 2],
+    ["and the server does not compare", ["cut", "no-if-range"], 3],
+  ])("a file that changes on the server between two tries is not mixed, %s", async (_what, turns, requests) => {
+    behaviours = turns;
+    etag = '"one"';
+    const fetched = fetchFile(request({ sha256: undefined, first_wait_ms: 200 }));
+    while ((await readIfThere(join(folder, "file.tag.part"))) === null) await Bun.sleep(1);
+    content = randomBytes(FILE.length);
+    etag = '"two"';
+    await fetched;
+    expect(await readFile(join(folder, "file"))).toEqual(content);
+    expect(asked).toHaveLength(requests);
+    expect(await readdir(folder)).toEqual(["file"]);
+  });
+
+  test("an unchanged file is gone on with by its tag alone", async () => {
+    behaviours = ["cut", "well"];
+    etag = '"one"';
+    await fetchFile(request({ sha256: undefined }));
+    expect(asked[1]).toMatch(/^bytes=\d+-$/);
+    expect(await readFile(join(folder, "file"))).toEqual(FILE);
+  });
+
+  test("tries that bring it further do not count", async () => {
+    content = randomBytes(24 * 1024 * 1024);
+    const sha256 = createHash("sha256").update(content).digest("hex");
+    let cuts = 0;
+    const origin = Bun.listen<undefined>({
+      hostname: "127.0.0.1",
+      port: 0,
+      socket: {
+        data: (socket, bytes) => {
+          const from = Number(/range: bytes=(\d+)-/i.exec(bytes.toString())?.[1] ?? 0);
+          const piece = content.subarray(from, from + 2 * 1024 * 1024);
+          const head = [`HTTP/1.1 ${from > 0 ? "206 Partial Content" : "200 OK"}`, `content-length: ${content.length - from}`];
+          if (from > 0) head.push(`content-range: bytes ${from}-${content.length - 1}/${content.length}`);
+          cuts += 1;
+          socket.write(`${head.join("\r\n")}\r\n\r\n`);
+          let sent = 0;
+          const pump = () => {
+            while (sent < piece.length) {
+              const wrote = socket.write(piece.subarray(sent));
+              if (wrote <= 0) return void setTimeout(pump, 1);
+              sent += wrote;
+            }
+            socket.end();
+          };
+          pump();
+        },
+      },
+    });
+    try {
+      const url = `http://127.0.0.1:${origin.port}/w`;
+      await fetchFile(request({ url, sha256, size: content.length }));
+      expect(await readFile(join(folder, "file"))).toEqual(content);
+      expect(cuts).toBeGreaterThanOrEqual(12);
+    } finally {
+      origin.stop(true);
+    }
   });
 
   test("starts again when more was left than the server has", async () => {
@@ -183,6 +283,8 @@ describe("a node's store", () => {
     expect(await store.obtain({ source: path, sha256: SHA256 }, () => {}, signal)).toBe(path);
     expect((await refusal(store.obtain({ source: path, sha256: "0".repeat(64) }, () => {}, signal))).why).toContain(SHA256);
     expect((await refusal(store.obtain({ source: path, size: 1 }, () => {}, signal))).code).toBe("E_WEIGHTS");
+    expect((await refusal(store.obtain({ source: folder, sha256: SHA256 }, () => {}, signal))).why).toContain("folder");
+    expect(await store.obtain({ source: folder }, () => {}, signal)).toBe(folder);
     expect((await refusal(store.obtain({ source: join(folder, "none") }, () => {}, signal))).code).toBe("E_WEIGHTS");
   });
 });

@@ -1,0 +1,63 @@
+import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import { mkdtemp, rm, writeFile } from "node:fs/promises";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { loadAgentConfig } from "../../../src/os/config-file.ts";
+import type { OperatorError } from "../../../src/protocol/errors.ts";
+
+let folder: string;
+beforeAll(async () => {
+  folder = await mkdtemp(join(tmpdir(), "llmgw-config-"));
+  const lines = ["servers: [https://10.0.0.1:7443]", "address: 10.0.0.5", "state: state", "log: { format: json }"];
+  await writeFile(join(folder, "agent.yaml"), `${lines.join("\n")}\n`);
+});
+afterAll(() => rm(folder, { recursive: true, force: true }));
+
+const load = (flags: Record<string, unknown>, file: string | null = "agent.yaml") =>
+  loadAgentConfig(file && join(folder, file), flags, "/here");
+
+describe("an agent's configuration", () => {
+  test("has paths from the file's folder, and defaults for what is not said", async () => {
+    expect(await load({})).toEqual({
+      servers: ["https://10.0.0.1:7443"],
+      address: "10.0.0.5",
+      tls: { ca: join(folder, "tls/ca.crt"), cert: join(folder, "tls/node.crt"), key: join(folder, "tls/node.key") },
+      state: join(folder, "state"),
+      run: "/run/llmgw",
+      engine_user: "llmgw-engine",
+      log: { level: "info", format: "json" },
+    });
+  });
+
+  test("a flag replaces what it names and nothing beside it; its path is from the working folder", async () => {
+    const config = await load({
+      tls: { cert: "new.crt" },
+      log: { level: "debug" },
+      state: "other",
+      servers: ["https://b:1"],
+      node: undefined,
+    });
+    expect(config.tls).toEqual({ ca: join(folder, "tls/ca.crt"), cert: "/here/new.crt", key: join(folder, "tls/node.key") });
+    expect(config.log).toEqual({ level: "debug", format: "json" });
+    expect([config.state, config.servers]).toEqual(["/here/other", ["https://b:1"]]);
+  });
+
+  test("flags alone are enough", async () => {
+    const config = await load({ servers: ["https://b:1"], address: "127.0.0.2", tls: { key: "k" } }, null);
+    expect(config.tls).toEqual({ ca: "/etc/llmgw/tls/ca.crt", cert: "/etc/llmgw/tls/node.crt", key: "/here/k" });
+    expect([config.state, config.run]).toEqual(["/var/lib/llmgw", "/run/llmgw"]);
+  });
+
+  test.each<[string, Record<string, unknown>, string]>([
+    ["no server", { address: "127.0.0.1" }, "servers"],
+    ["no address", { servers: ["https://b:1"] }, "address"],
+    ["a name for an address", { servers: ["https://b:1"], address: "host" }, "address"],
+    ["a server without TLS", { servers: ["http://b:1"], address: "127.0.0.1" }, "servers"],
+  ])("%s is an error that says so", async (_what, flags, place) => {
+    const error = await load(flags, null).then(
+      () => null,
+      (thrown: OperatorError) => thrown,
+    );
+    expect(error).toMatchObject({ code: "E_CONFIG", why: expect.stringContaining(place) });
+  });
+});
