@@ -35,7 +35,7 @@ export function adopt(world: World, records: readonly Replica[], now_ms: number)
   return { replicas: [...kept, ...adopted.values()], events };
 }
 
-/** Attempts that run and are in no record, by replica. A record of their replica that runs nothing itself is no obstacle when they are ready. */
+/** Attempts that run and are in no record, by replica. Ready ones also count when their replica's record runs nothing. */
 function orphans(world: World, records: readonly Replica[]): Map<ReplicaId, Found[]> {
   const known = new Map(records.map((replica) => [replica.id, replica]));
   const found = new Map<ReplicaId, Found[]>();

@@ -80,13 +80,12 @@ function fit(
       text: `model ${replica.model} wants one more`,
     });
   }
-  const kept = replicas.map((replica) => {
-    const reason = released.get(replica.id);
-    if (reason === undefined) return replica;
+  const letGo = (replica: Replica, reason: string): Replica => {
     const next = release(replica, reason, now_ms);
     events.push(...next.events);
     return next.replica;
-  });
+  };
+  const kept = replicas.map((replica) => (released.has(replica.id) ? letGo(replica, released.get(replica.id) ?? "") : replica));
   return [...kept, ...made];
 }
 

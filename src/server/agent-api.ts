@@ -5,14 +5,14 @@ import type { Log } from "../os/log.ts";
 import type { Peer } from "../pki/trust.ts";
 import { CLAIMED_NODE_HEADER, JoinRequest, PollRequest, Report, ResultMessage } from "../protocol/agent-api.ts";
 import type { JoinAnswer, PollAnswer, ReportAnswer } from "../protocol/agent-api.ts";
-import { OperatorError } from "../protocol/errors.ts";
+import { messageOf, OperatorError } from "../protocol/errors.ts";
 import type { NodeId } from "../protocol/ids.ts";
 import { comparePlanVersions } from "../protocol/plan.ts";
 import { PROTOCOL } from "../protocol/protocol.ts";
 import { VERSION } from "../protocol/version.ts";
 import type { Fleet, FleetNode } from "./fleet.ts";
 import { findRoute, goneSignal, readJson, sendJson, type Route } from "./http.ts";
-import { decideJoin } from "./sessions.ts";
+import { decideJoin, type Session } from "./sessions.ts";
 import type { Store, StoredNode } from "./store.ts";
 
 export interface AgentApiParts {
@@ -62,13 +62,14 @@ export class AgentApi {
   /** The node a request speaks for: the claim must be the certificate's name. */
   #claim(claimed: unknown, peer: Peer): NodeId {
     if (claimed === peer.name) return peer.name;
-    const shown = typeof claimed === "string" ? claimed : "none";
+    const shown = typeof claimed === "string" ? claimed.slice(0, 63) : "none";
     this.#parts.log.warn("refused a node that is not who it claims to be", {
       certificate: peer.name,
       claimed: shown,
       address: peer.address,
     });
     const why = `the certificate is that of ${peer.name}, the claim is ${shown}`;
+    this.#tell({ level: "warn", kind: "node-identity-refused", subject: `node/${peer.name}`, text: `${why}, from ${peer.address}` });
     throw new OperatorError(
       "E_IDENTITY",
       `this is not node ${shown}`,
@@ -87,17 +88,7 @@ export class AgentApi {
     }
     const now_ms = now();
     const before = fleet.nodes.get(node);
-    try {
-      decideJoin(node, before?.session ?? null, { key: join.session_key, address: peer.address }, now_ms);
-    } catch (error) {
-      log.warn("refused a second machine with a node's certificate", {
-        node,
-        address: peer.address,
-        first: before?.session?.address,
-        serial: peer.serial,
-      });
-      throw error;
-    }
+    this.#refuseOther(before, join, peer, now_ms);
     const kept: StoredNode = {
       id: node,
       address: join.address,
@@ -106,9 +97,13 @@ export class AgentApi {
       last_seen_ms: now_ms,
       clock_offset_ms: join.clock_ms - now_ms,
       certificate_expires_ms: peer.expires_ms,
+      machine_id: join.session_key.machine_id,
+      peer_address: peer.address,
       inventory: join.inventory,
     };
-    const session = { id: randomUUID(), key: join.session_key, serial: peer.serial, address: peer.address, seq: 0, last_seen_ms: now_ms };
+    const { session_key: key } = join;
+    const told = { seq: 0, last_seen_ms: now_ms, planned: false, revocations: -1 };
+    const session: Session = { id: randomUUID(), key, serial: peer.serial, address: peer.address, ...told };
     await store.saveNode(kept);
     fleet.nodes.set(node, { kept, session, ranks: join.ranks });
     if (fleet.raiseEpoch(join.seen))
@@ -127,6 +122,32 @@ export class AgentApi {
     await this.#parts.say({ level: "info", kind: "node-joined", subject: `node/${node}`, text });
     observed();
     sendJson(response, { protocol: PROTOCOL, session: session.id, version: VERSION, clock_ms: now_ms } satisfies JoinAnswer);
+  }
+
+  /** @throws OperatorError E_DUPLICATE_NODE when another machine holds the node's session */
+  #refuseOther(before: FleetNode | undefined, { node, session_key: key }: JoinRequest, peer: Peer, now_ms: number): void {
+    const { log, fleet } = this.#parts;
+    // A server that has just started cannot know whether the machine that held the node is silent: it gets time to come back.
+    const last_seen_ms = Math.max(before?.session?.last_seen_ms ?? before?.kept.last_seen_ms ?? 0, fleet.started_ms);
+    const holder = before && { machine_id: before.kept.machine_id, address: before.kept.peer_address, last_seen_ms };
+    try {
+      decideJoin(node, holder ?? null, { key, address: peer.address }, now_ms);
+    } catch (error) {
+      if (!(error instanceof OperatorError)) throw error;
+      log.warn("refused a second machine with a node's certificate", {
+        node,
+        address: peer.address,
+        first: holder?.address,
+        serial: peer.serial,
+      });
+      this.#tell({ level: "error", kind: "node-duplicate", subject: `node/${node}`, text: error.why });
+      throw error;
+    }
+  }
+
+  /** Notes an event without making the answer wait for it. */
+  #tell(event: Happening): void {
+    this.#parts.say(event).catch((error: unknown) => this.#parts.log.error("cannot note an event", { why: messageOf(error) }));
   }
 
   /** The node of a session. @throws OperatorError E_STALE_SESSION for any but the newest */
@@ -150,6 +171,7 @@ export class AgentApi {
     if (gone.aborted) return;
     const entry = this.#inSession(node, session);
     entry.session.last_seen_ms = now();
+    entry.session.revocations = fleet.revocation_count;
     const part = fleet.part(node);
     const plan = part && comparePlanVersions(part.version, have) > 0 ? part : null;
     sendJson(response, { plan, requests: fleet.takeRequests(node), revocations: [...fleet.revocations] } satisfies PollAnswer);
@@ -183,7 +205,7 @@ export class AgentApi {
   async #result({ request, response, node }: Call, id: string): Promise<void> {
     const message = await readJson(request, ResultMessage, `an answer of node ${node}`);
     this.#inSession(node, message.session);
-    this.#parts.fleet.answer(id, message.result);
+    this.#parts.fleet.answer(node, id, message.result);
     sendJson(response, {});
   }
 }

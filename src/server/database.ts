@@ -1,5 +1,7 @@
+import { existsSync } from "node:fs";
 import { SQL } from "bun";
 import { messageOf, OperatorError } from "../protocol/errors.ts";
+import { SCHEMA } from "./migrations.ts";
 
 /** A tagged template that runs one statement: values become parameters. */
 export type Run = (strings: TemplateStringsArray, ...values: unknown[]) => Promise<Record<string, unknown>[]>;
@@ -19,9 +21,10 @@ export class Database {
 
   /**
    * Opens (or makes) a database file for this process alone.
-   * @throws OperatorError E_EXISTS when another server has it open, E_FILE when it cannot be used
+   * @throws OperatorError E_EXISTS when another server has it open; E_FILE when it cannot be used: the file stays as it is
    */
   static async open(path: string): Promise<Database> {
+    if (existsSync(path)) await inspect(path);
     try {
       const sql = new SQL({ adapter: "sqlite", filename: path, create: true, readwrite: true });
       for (const pragma of ["locking_mode = EXCLUSIVE", "journal_mode = WAL", "synchronous = FULL"]) await sql.unsafe(`PRAGMA ${pragma}`);
@@ -30,21 +33,7 @@ export class Database {
       await sql.unsafe("COMMIT");
       return new Database(sql);
     } catch (error) {
-      const why = messageOf(error);
-      if (/locked|busy/i.test(why))
-        throw new OperatorError(
-          "E_EXISTS",
-          `cannot open ${path}`,
-          "another server uses it",
-          "stop that server, or set another `state` folder",
-        );
-      throw new OperatorError(
-        "E_FILE",
-        `cannot open ${path}`,
-        why,
-        "check the file; a copy can be put in its place while the server is stopped",
-        { cause: error },
-      );
+      throw unusable(path, error);
     }
   }
 
@@ -85,5 +74,36 @@ export class Database {
   async close(): Promise<void> {
     await this.#tail;
     await this.#sql.close();
+  }
+}
+
+/** Why a database cannot be opened. */
+function unusable(path: string, error: unknown): OperatorError {
+  if (error instanceof OperatorError) return error;
+  const why = messageOf(error);
+  if (/locked|busy/i.test(why)) {
+    const remedy = "stop that server, or set another `state` folder";
+    return new OperatorError("E_EXISTS", `cannot open ${path}`, "another server uses it", remedy, { cause: error });
+  }
+  const remedy = "put a copy in its place while the server is stopped, or move it away: a new store takes over what runs";
+  return new OperatorError("E_FILE", `cannot open ${path}`, why, remedy, { cause: error });
+}
+
+/** Looks without writing whether a file is whole, ours and readable by this version. */
+async function inspect(path: string): Promise<void> {
+  const sql = new SQL({ adapter: "sqlite", filename: path, readonly: true });
+  try {
+    const [check] = (await sql.unsafe("PRAGMA quick_check(1)")) as Record<string, unknown>[];
+    if (check?.["quick_check"] !== "ok") throw new Error(`it is damaged: ${String(check?.["quick_check"])}`);
+    const tables = (await sql.unsafe("SELECT name FROM sqlite_master WHERE type = 'table'")) as { name: string }[];
+    if (tables.length === 0) return;
+    if (!tables.some(({ name }) => name === "schema_version")) throw new Error("it is a database of something else");
+    const rows = (await sql.unsafe("SELECT version, readable_from FROM schema_version")) as Record<string, unknown>[];
+    const needs = Math.max(0, ...rows.map((row) => Number(row["readable_from"])));
+    if (needs > SCHEMA) throw new Error(`it is of a newer llmgw: its form needs number ${needs}, this one knows ${SCHEMA}`);
+  } catch (error) {
+    throw unusable(path, error);
+  } finally {
+    await sql.close();
   }
 }

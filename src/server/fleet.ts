@@ -1,6 +1,6 @@
 import { islandsOf, type Fabrics, type IslandNumbers } from "../core/fabrics.ts";
 import { nextParts, type PlanParts } from "../core/plan-parts.ts";
-import type { NodeSeen, Replica } from "../core/world.ts";
+import type { Happening, NodeSeen, Replica } from "../core/world.ts";
 import type { Refusal } from "../protocol/admin-api.ts";
 import type { NodeRequest, RankStatus, ResultMessage } from "../protocol/agent-api.ts";
 import type { ModelSpec } from "../protocol/catalog.ts";
@@ -38,41 +38,58 @@ export class Fleet {
   models: readonly ModelSpec[] = [];
   refusals: ReadonlyMap<ReplicaId, readonly Refusal[]> = new Map();
   revocations: readonly Revocation[] = [];
+  /** Rises with every change of the revocations. */
+  revocation_count = 0;
   version: PlanVersion;
   #parts: PlanParts = new Map();
   #island_numbers: IslandNumbers = {};
+  #next_epoch = 0;
   readonly #waiting = new Map<NodeId, Set<() => void>>();
   readonly #requests = new Map<NodeId, NodeRequest[]>();
-  readonly #answers = new Map<string, (result: ResultMessage["result"]) => void>();
+  readonly #answers = new Map<string, { readonly node: NodeId; readonly resolve: (result: ResultMessage["result"]) => void }>();
+  readonly #told = new Map<NodeId, NodeSeen["state"]>();
 
   constructor(version: PlanVersion, started_ms: number) {
     this.version = version;
     this.started_ms = started_ms;
   }
 
+  /** A node's part; null while none counts for its present session. */
   part(node: NodeId): NodePlan | null {
-    return this.#parts.get(node) ?? null;
+    return this.nodes.get(node)?.session?.planned ? (this.#parts.get(node) ?? null) : null;
   }
 
   /** Which parts a decision changes, at which version; nothing is given out until {@link publish}. */
   preview(ranks: ReadonlyMap<NodeId, readonly RankLaunch[]>): { parts: PlanParts; changed: readonly NodeId[]; version: PlanVersion } {
+    this.#startEpoch();
     const next = { epoch: this.version.epoch, generation: this.version.generation + 1 };
     const { parts, changed } = nextParts(this.#parts, ranks, next);
     return { parts, changed, version: changed.length > 0 ? next : this.version };
   }
 
-  publish(parts: PlanParts, changed: readonly NodeId[], version: PlanVersion): void {
+  /** @param sessions those that had spoken when the decision was begun */
+  publish(parts: PlanParts, version: PlanVersion, sessions: readonly Session[]): void {
+    const before = this.#parts;
     this.#parts = parts;
     this.version = version;
-    for (const node of changed) this.wake(node);
+    const fresh = new Set(sessions.filter((session) => !session.planned));
+    for (const session of fresh) session.planned = true;
+    for (const [id, { session }] of this.nodes) {
+      if (parts.get(id) !== before.get(id) || (session && fresh.has(session))) this.wake(id);
+    }
   }
 
-  /** Everything is given out anew under a later epoch: somebody has seen more than this store knows. */
+  /** Somebody has seen more than this store knows: the next decision is given out anew, whole, under a later epoch. */
   raiseEpoch(seen: PlanVersion): boolean {
-    if (comparePlanVersions(seen, this.version) <= 0) return false;
-    this.version = { epoch: seen.epoch + 1, generation: 0 };
-    this.#parts = new Map();
+    if (comparePlanVersions(seen, this.version) <= 0 || seen.epoch < this.#next_epoch) return false;
+    this.#next_epoch = Math.max(seen.epoch + 1, Math.floor(this.started_ms / 1_000));
     return true;
+  }
+
+  #startEpoch(): void {
+    if (this.#next_epoch <= this.version.epoch) return;
+    this.version = { epoch: this.#next_epoch, generation: 0 };
+    this.#parts = new Map();
   }
 
   wake(node: NodeId): void {
@@ -86,7 +103,9 @@ export class Fleet {
   /** Waits until a node has something new: a part beyond `have`, a request, or anything that woke it. */
   async news(node: NodeId, have: PlanVersion, signal: AbortSignal): Promise<void> {
     const part = this.part(node);
-    if ((part && comparePlanVersions(part.version, have) > 0) || (this.#requests.get(node)?.length ?? 0) > 0 || signal.aborted) return;
+    const has = this.nodes.get(node)?.session?.revocations === this.revocation_count;
+    if ((part && comparePlanVersions(part.version, have) > 0) || (this.#requests.get(node)?.length ?? 0) > 0) return;
+    if (!has || signal.aborted) return;
     await new Promise<void>((resolve) => {
       const waiting = this.#waiting.get(node) ?? new Set();
       this.#waiting.set(node, waiting);
@@ -109,26 +128,49 @@ export class Fleet {
     return requests;
   }
 
-  /** Asks a node something through its agent. @throws OperatorError E_TIMEOUT, E_NOT_FOUND */
+  /** Asks a node something through its agent. @throws OperatorError E_UNREACHABLE, E_TIMEOUT, E_NOT_FOUND */
   async ask(node: NodeId, request: NodeRequest): Promise<readonly string[]> {
-    const answered = new Promise<ResultMessage["result"]>((resolve) => this.#answers.set(request.id, resolve));
+    if (!this.nodes.get(node)?.session)
+      throw new OperatorError("E_UNREACHABLE", `cannot ask node ${node}`, "its agent is not connected", "see llmgw ctl nodes");
+    const answered = Promise.withResolvers<ResultMessage["result"] | null>();
+    const late = setTimeout(() => answered.resolve(null), NODE_REQUEST_MS);
+    this.#answers.set(request.id, { node, resolve: answered.resolve });
     this.#requests.set(node, [...(this.#requests.get(node) ?? []), request]);
     this.wake(node);
-    const result = await Promise.race([answered, Bun.sleep(NODE_REQUEST_MS).then(() => null)]);
+    const result = await answered.promise;
+    clearTimeout(late);
     this.#answers.delete(request.id);
-    if (result === null)
-      throw new OperatorError(
-        "E_TIMEOUT",
-        `node ${node} did not answer`,
-        `no answer within ${NODE_REQUEST_MS / 1_000} s`,
-        "see llmgw ctl nodes",
-      );
+    this.#requests.set(
+      node,
+      (this.#requests.get(node) ?? []).filter(({ id }) => id !== request.id),
+    );
+    if (result === null) {
+      const why = `no answer within ${NODE_REQUEST_MS / 1_000} s`;
+      throw new OperatorError("E_TIMEOUT", `node ${node} did not answer`, why, "see llmgw ctl nodes");
+    }
     if ("error" in result) throw new OperatorError("E_NOT_FOUND", `node ${node} cannot say`, result.error, "see llmgw ctl events");
     return result.lines;
   }
 
-  answer(id: string, result: ResultMessage["result"]): void {
-    this.#answers.get(id)?.(result);
+  /** Takes an answer; one nobody waits for, or of a node that was not asked, changes nothing. */
+  answer(node: NodeId, id: string, result: ResultMessage["result"]): void {
+    const asked = this.#answers.get(id);
+    if (asked?.node === node) asked.resolve(result);
+  }
+
+  /** What changed of the nodes' states since this was last asked, for the list of events. */
+  transitions(now_ms: number): Happening[] {
+    const news: Happening[] = [];
+    for (const [id, node] of this.nodes) {
+      const { state, state_reason } = stateOf(node, this.started_ms, now_ms);
+      const before = this.#told.get(id) ?? "ready";
+      if (state === before) continue;
+      this.#told.set(id, state);
+      const subject = `node/${id}`;
+      if (state === "ready") news.push({ level: "info", kind: "node-ready", subject, text: `it reports again; it was ${before}` });
+      else news.push({ level: state === "lost" ? "error" : "warn", kind: `node-${state}`, subject, text: state_reason });
+    }
+    return news;
   }
 
   /** Which nodes share which fabric, by what their ports see. Islands keep their names from one call to the next. */

@@ -4,7 +4,7 @@ import { fetchUnix } from "../os/unix-http.ts";
 import type { Log } from "../os/log.ts";
 import { messageOf, parseAs } from "../protocol/errors.ts";
 import { GatewayStatus, type Snapshot } from "../protocol/gateway-api.ts";
-import { BACKOFF_MAX_MS, GATEWAY_ANSWER_MS, GATEWAY_RESTART_MS, GATEWAY_STATUS_INTERVAL_MS } from "../protocol/limits.ts";
+import { BACKOFF_MAX_MS, DRAIN_SETTLE_MS, GATEWAY_ANSWER_MS, GATEWAY_RESTART_MS, GATEWAY_STATUS_INTERVAL_MS } from "../protocol/limits.ts";
 import type { PlanVersion } from "../protocol/plan.ts";
 
 export interface GatewayLinkOptions {
@@ -25,6 +25,7 @@ export interface GatewayLinkOptions {
 export class GatewayLink {
   readonly #options: GatewayLinkOptions;
   #status: GatewayStatus | null = null;
+  #heard_ms = 0;
   #why = "not asked yet";
   #sent = "";
   #wake: (() => void) | null = null;
@@ -45,8 +46,12 @@ export class GatewayLink {
     return this.#status ? "" : this.#why;
   }
 
-  /** Requests in flight per attempt; null while nobody says. */
+  /**
+   * Requests in flight per attempt; null while nobody says. An answer that is not fresh does not count: a replica that has
+   * drained for longer than that has left the routes the answer was counted by.
+   */
   in_flight(): ReadonlyMap<string, number> | null {
+    if (Date.now() - this.#heard_ms > DRAIN_SETTLE_MS - GATEWAY_STATUS_INTERVAL_MS) return null;
     return this.#status && new Map(this.#status.loads.map((load) => [load.attempt, load.in_flight]));
   }
 
@@ -87,6 +92,7 @@ export class GatewayLink {
         this.#starts = 0;
       }
       this.#status = status;
+      this.#heard_ms = Date.now();
       await this.#send(status.snapshot);
     } catch (error) {
       this.#why = messageOf(error);

@@ -78,6 +78,7 @@ export class Reconciler {
   async turn(): Promise<void> {
     const { fleet, store, log, now, in_flight, decided } = this.#parts;
     const now_ms = now();
+    const sessions = [...fleet.nodes.values()].flatMap(({ session }) => session ?? []);
     const before = new Map(fleet.replicas.map((replica) => [replica.id, replica]));
     const world = {
       models: fleet.models,
@@ -91,12 +92,13 @@ export class Reconciler {
     const staying = new Set(decision.replicas.map((replica) => replica.id));
     const gone = [...before.keys()].filter((id) => !staying.has(id));
     const { parts, changed: nodes, version } = fleet.preview(decision.ranks);
-    const news = changed.length > 0 || gone.length > 0 || decision.events.length > 0;
-    if (news || nodes.length > 0) await store.commit({ version, changed, gone, events: decision.events }, now_ms);
-    for (const { level, kind, subject, text } of decision.events) log[level](text, { kind, subject });
+    const events = [...fleet.transitions(now_ms), ...decision.events];
+    const news = changed.length > 0 || gone.length > 0 || events.length > 0;
+    if (news || nodes.length > 0) await store.commit({ version, changed, gone, events }, now_ms);
+    for (const { level, kind, subject, text } of events) log[level](text, { kind, subject });
     fleet.replicas = decision.replicas;
     fleet.refusals = decision.refusals;
-    fleet.publish(parts, nodes, version);
+    fleet.publish(parts, version, sessions);
     decided();
   }
 }

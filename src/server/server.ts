@@ -6,13 +6,14 @@ import { join, resolve } from "node:path";
 import { catalogFaults } from "../core/spec.ts";
 import type { Happening } from "../core/world.ts";
 import { loadCatalog, loadServerConfig } from "../os/config-file.ts";
+import { ENGINES } from "../engines/registry.ts";
 import { makePrivateFolder } from "../os/files.ts";
 import type { Log } from "../os/log.ts";
 import { makeDialer } from "../pki/dial.ts";
 import { loadIdentity, type Identity } from "../pki/identity.ts";
 import { listenMutualTls, type PeerListener } from "../pki/listener.ts";
 import { Trust, type Peer } from "../pki/trust.ts";
-import type { Catalog } from "../protocol/catalog.ts";
+import type { Catalog, ModelSpec } from "../protocol/catalog.ts";
 import type { ServerConfig } from "../protocol/config.ts";
 import { messageOf, OperatorError } from "../protocol/errors.ts";
 import { ROLES } from "../protocol/ids.ts";
@@ -37,16 +38,7 @@ export interface ServerOptions {
 /** Runs the control plane until its signal aborts. @throws OperatorError when it cannot start */
 export async function runServer(options: ServerOptions): Promise<void> {
   checkExposure(options.config);
-  const identity = await loadIdentity(options.config.tls);
-  if (identity.role !== "server") {
-    const why = `it is the certificate of ${identity.role} ${identity.name}`;
-    throw new OperatorError(
-      "E_IDENTITY",
-      `${options.config.tls.cert} is not a server's certificate`,
-      why,
-      "issue one with llmgw ca issue-server",
-    );
-  }
+  const identity = await serverIdentity(options.config.tls);
   const catalog = await readCatalog(options.config.catalog);
   const store = await Store.open(options.config.state, Math.floor(Date.now() / 1_000));
   try {
@@ -57,10 +49,26 @@ export async function runServer(options: ServerOptions): Promise<void> {
   }
 }
 
+/** @throws OperatorError E_IDENTITY when the certificate is not a server's */
+async function serverIdentity(paths: ServerConfig["tls"]): Promise<Identity> {
+  const identity = await loadIdentity(paths);
+  if (identity.role === "server") return identity;
+  const why = `it is the certificate of ${identity.role} ${identity.name}`;
+  throw new OperatorError("E_IDENTITY", `${paths.cert} is not a server's certificate`, why, "issue one with llmgw ca issue-server");
+}
+
+/** Flags of a model's `args` that llmgw sets itself. */
+function ownedFlags({ name, engine: kind, args }: ModelSpec): string[] {
+  const owned = ENGINES.find((engine) => engine.kind === kind)?.owned_flags ?? [];
+  return Object.keys(args)
+    .filter((flag) => owned.includes(`--${flag}`))
+    .map((flag) => `model ${name}: args may not set ${flag}, llmgw sets it itself`);
+}
+
 /** @throws OperatorError E_CONFIG, with every fault of the catalog that its form does not show */
 async function readCatalog(path: string): Promise<Catalog> {
   const catalog = await loadCatalog(path);
-  const [fault, ...more] = catalogFaults(catalog.models);
+  const [fault, ...more] = [...catalogFaults(catalog.models), ...catalog.models.flatMap(ownedFlags)];
   if (fault !== undefined)
     throw new OperatorError("E_CONFIG", `${path} cannot be served`, [fault, ...more].join("; "), `llmgw config check ${path}`);
   return catalog;
@@ -210,6 +218,7 @@ class Server {
     const revocation = { name, until_ms: Date.now() };
     await this.#store.revoke(revocation);
     this.#fleet.revocations = await this.#store.revocations();
+    this.#fleet.revocation_count += 1;
     this.#trust.setRevocations(this.#fleet.revocations);
     this.#listener?.dropPeers((peer) => peer.name === name && peer.issued_ms <= revocation.until_ms);
     this.#log.warn("revoked the certificates of a name", { name });
@@ -224,7 +233,7 @@ class Server {
       const next = await loadServerConfig(config_file);
       checkExposure(next);
       const catalog = await readCatalog(next.catalog);
-      const identity = await loadIdentity(next.tls);
+      const identity = await serverIdentity(next.tls);
       const changed: string[] = [];
       if (JSON.stringify(catalog.models) !== JSON.stringify(this.#fleet.models)) changed.push("catalog");
       if (identity.serial !== this.#identity.serial) changed.push("certificate");

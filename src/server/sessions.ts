@@ -11,23 +11,35 @@ export interface Session {
   /** Number of the last report that counted. */
   seq: number;
   last_seen_ms: number;
+  /** True once a decision has seen what this session told: before that the node's part could lack what runs there. */
+  planned: boolean;
+  /** Number of the list of revocations it was last given. */
+  revocations: number;
+}
+
+/** The machine that a node was last heard from. */
+export interface Holder {
+  readonly machine_id: string;
+  readonly address: string;
+  readonly last_seen_ms: number;
 }
 
 /**
  * Whether a newcomer takes the place of a node's session. The same machine always does: its agent or the machine was
  * started again. Another machine with the same certificate only once the first has been silent for a while.
+ * @param before null for a node that is new
  * @throws OperatorError E_DUPLICATE_NODE with both addresses
  */
 export function decideJoin(
   node: string,
-  before: Session | null,
+  before: Holder | null,
   newcomer: { readonly key: SessionKey; readonly address: string },
   now_ms: number,
 ): void {
-  if (!before || before.key.machine_id === newcomer.key.machine_id) return;
+  if (!before || before.machine_id === newcomer.key.machine_id) return;
   const silent_ms = now_ms - before.last_seen_ms;
   if (silent_ms >= DUPLICATE_NODE_WINDOW_MS) return;
-  const why = `a machine at ${before.address} reported ${Math.round(silent_ms / 1_000)} s ago, this one is at ${newcomer.address}`;
+  const why = `a machine at ${before.address} was heard ${Math.round(silent_ms / 1_000)} s ago, this one is at ${newcomer.address}`;
   throw new OperatorError(
     "E_DUPLICATE_NODE",
     `node ${node} is connected from another machine`,

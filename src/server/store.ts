@@ -10,12 +10,26 @@ import { Inventory } from "../protocol/inventory.ts";
 import { KEPT_EVENTS_COUNT } from "../protocol/limits.ts";
 import { PlanVersion, RankLaunch, type Revocation } from "../protocol/plan.ts";
 import { Database, type Run } from "./database.ts";
-import { MIGRATIONS } from "./migrations.ts";
+import { MIGRATIONS, SCHEMA_READABLE_FROM } from "./migrations.ts";
 
 /** The file in the state folder. */
 const FILE = "llmgw.db";
 
 const json = <S extends v.GenericSchema>(schema: S) => v.pipe(v.string(), v.parseJson(), schema);
+
+/** What the store itself wrote, checked all the same: somebody may have edited it. @throws OperatorError E_FILE */
+function read<S extends v.GenericSchema>(schema: S, value: unknown, subject: string): v.InferOutput<S> {
+  const result = v.safeParse(schema, value);
+  if (result.success) return result.output;
+  const [issue] = result.issues;
+  const why = `${subject} in it is not valid: ${v.getDotPath(issue) ?? "all of it"}: ${issue.message}`;
+  throw new OperatorError(
+    "E_FILE",
+    `cannot read the store ${FILE}`,
+    why,
+    "put back a copy, or move it away: a new store takes over what runs",
+  );
+}
 
 const StoredReplica = json(
   v.object({
@@ -46,6 +60,9 @@ export const StoredNode = v.object({
   last_seen_ms: v.number(),
   clock_offset_ms: v.number(),
   certificate_expires_ms: v.number(),
+  /** The machine it is, and the address its messages came from last. */
+  machine_id: v.string(),
+  peer_address: v.string(),
   inventory: Inventory,
 });
 export type StoredNode = v.InferOutput<typeof StoredNode>;
@@ -87,7 +104,7 @@ export class Store {
     const database = await Database.open(path);
     const store = new Store(database);
     try {
-      await store.#migrate(path);
+      await store.#migrate();
       const [last] = await database.run`SELECT MAX(id) AS id FROM events`;
       store.#last_event = Number(last?.["id"] ?? 0);
       const [version] = await database.run`SELECT value FROM meta WHERE name = ${"version"}`;
@@ -99,21 +116,14 @@ export class Store {
     }
   }
 
-  async #migrate(path: string): Promise<void> {
-    await this.#database.run`CREATE TABLE IF NOT EXISTS schema_version (version BIGINT NOT NULL)`;
+  async #migrate(): Promise<void> {
+    await this.#database.run`CREATE TABLE IF NOT EXISTS schema_version (version BIGINT NOT NULL, readable_from BIGINT NOT NULL)`;
     const [row] = await this.#database.run`SELECT MAX(version) AS version FROM schema_version`;
     const has = Number(row?.["version"] ?? 0);
-    if (has > MIGRATIONS.length) {
-      const why = `its form is number ${has}, this llmgw knows ${MIGRATIONS.length}`;
-      throw new OperatorError(
-        "E_FILE",
-        `${path} is of a newer llmgw`,
-        why,
-        "run the newer version, or put back a copy from before the upgrade",
-      );
-    }
+    // A newer form that this version can read stays as it is.
     for (const [index, step] of MIGRATIONS.entries()) {
-      if (index >= has) await this.#database.script(`${step}; INSERT INTO schema_version (version) VALUES (${index + 1})`);
+      const mark = `INSERT INTO schema_version (version, readable_from) VALUES (${index + 1}, ${SCHEMA_READABLE_FROM})`;
+      if (index >= has) await this.#database.script(`${step}; ${mark}`);
     }
   }
 
@@ -125,12 +135,12 @@ export class Store {
   /** The newest plan version given out. */
   async version(): Promise<PlanVersion> {
     const [row] = await this.#database.run`SELECT value FROM meta WHERE name = ${"version"}`;
-    return v.parse(json(PlanVersion), row?.["value"]);
+    return read(json(PlanVersion), row?.["value"], "the plan's version");
   }
 
   async replicas(): Promise<Replica[]> {
     const rows = await this.#database.run`SELECT document FROM replicas ORDER BY id`;
-    return rows.map((row) => v.parse(StoredReplica, row["document"]));
+    return rows.map((row) => read(StoredReplica, row["document"], "a replica"));
   }
 
   /** Keeps a decision, whole. */
@@ -139,7 +149,8 @@ export class Store {
       await this.#setVersion(run, version);
       for (const replica of changed) {
         const document = JSON.stringify(replica);
-        await run`INSERT INTO replicas (id, document) VALUES (${replica.id}, ${document}) ON CONFLICT (id) DO UPDATE SET document = excluded.document`;
+        await run`INSERT INTO replicas (id, document) VALUES (${replica.id}, ${document})
+          ON CONFLICT (id) DO UPDATE SET document = excluded.document`;
       }
       for (const id of gone) await run`DELETE FROM replicas WHERE id = ${id}`;
       await this.#addEvents(run, events, now_ms);
@@ -149,7 +160,8 @@ export class Store {
   async #addEvents(run: Run, events: readonly Happening[], now_ms: number): Promise<void> {
     for (const { level, kind, subject, text } of events) {
       this.#last_event += 1;
-      await run`INSERT INTO events (id, at_ms, level, kind, subject, text) VALUES (${this.#last_event}, ${now_ms}, ${level}, ${kind}, ${subject}, ${text})`;
+      await run`INSERT INTO events (id, at_ms, level, kind, subject, text)
+        VALUES (${this.#last_event}, ${now_ms}, ${level}, ${kind}, ${subject}, ${text})`;
     }
     if (events.length > 0) await run`DELETE FROM events WHERE id <= ${this.#last_event - KEPT_EVENTS_COUNT}`;
   }
@@ -161,23 +173,23 @@ export class Store {
   /** The newest events after one, oldest first. */
   async events(after: number, limit: number): Promise<EventView[]> {
     const rows = await this.#database.run`SELECT * FROM events WHERE id > ${after} ORDER BY id DESC LIMIT ${limit}`;
-    return rows.map((row) => v.parse(EventView, row)).reverse();
+    return rows.map((row) => read(EventView, row, "an event")).reverse();
   }
 
   async nodes(): Promise<StoredNode[]> {
     const rows = await this.#database.run`SELECT document FROM nodes ORDER BY id`;
-    return rows.map((row) => v.parse(json(StoredNode), row["document"]));
+    return rows.map((row) => read(json(StoredNode), row["document"], "a node"));
   }
 
   async saveNode(node: StoredNode): Promise<void> {
     const document = JSON.stringify(node);
-    await this.#database
-      .run`INSERT INTO nodes (id, document) VALUES (${node.id}, ${document}) ON CONFLICT (id) DO UPDATE SET document = excluded.document`;
+    await this.#database.run`INSERT INTO nodes (id, document) VALUES (${node.id}, ${document})
+        ON CONFLICT (id) DO UPDATE SET document = excluded.document`;
   }
 
   async keys(): Promise<KeyRow[]> {
     const rows = await this.#database.run`SELECT id, name, sha256, created_ms, revoked_ms FROM api_keys ORDER BY created_ms, id`;
-    return rows.map((row) => v.parse(KeyRow, row));
+    return rows.map((row) => read(KeyRow, row, "a key"));
   }
 
   async addKey({ id, name, created_ms }: KeyView, sha256: string): Promise<void> {
@@ -194,8 +206,8 @@ export class Store {
   }
 
   async revoke({ name, until_ms }: Revocation): Promise<void> {
-    await this.#database
-      .run`INSERT INTO revocations (name, until_ms) VALUES (${name}, ${until_ms}) ON CONFLICT (name) DO UPDATE SET until_ms = excluded.until_ms`;
+    await this.#database.run`INSERT INTO revocations (name, until_ms) VALUES (${name}, ${until_ms})
+        ON CONFLICT (name) DO UPDATE SET until_ms = excluded.until_ms`;
   }
 
   /** The newest serial seen of each `role/name`. */
@@ -205,8 +217,8 @@ export class Store {
   }
 
   async saveNewestSerial(holder: string, serial: string): Promise<void> {
-    await this.#database
-      .run`INSERT INTO newest_serials (holder, serial) VALUES (${holder}, ${serial}) ON CONFLICT (holder) DO UPDATE SET serial = excluded.serial`;
+    await this.#database.run`INSERT INTO newest_serials (holder, serial) VALUES (${holder}, ${serial})
+        ON CONFLICT (holder) DO UPDATE SET serial = excluded.serial`;
   }
 
   close(): Promise<void> {
