@@ -96,7 +96,7 @@ export class GatewayLink {
       await this.#send(status.snapshot);
     } catch (error) {
       this.#why = messageOf(error);
-      if (before) log.error("the gateway does not answer", { why: this.#why });
+      if (this.#status) log.error("the gateway does not answer", { why: this.#why });
       this.#status = null;
       await this.#start();
     }

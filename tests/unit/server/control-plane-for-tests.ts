@@ -68,7 +68,8 @@ export class ControlPlane {
     this.port = freePort();
   }
 
-  static async make(models: readonly object[]): Promise<ControlPlane> {
+  /** @param gateway `child`: the server starts a real one, which the test has to end */
+  static async make(models: readonly object[], gateway: "stand-in" | "child" = "stand-in"): Promise<ControlPlane> {
     const folder = await mkdtemp(join(tmpdir(), "llmgw-cp-"));
     const plane = new ControlPlane(folder, await testAuthority());
     await mkdir(join(folder, "tls"));
@@ -76,16 +77,20 @@ export class ControlPlane {
     await writeFile(join(folder, "tls", "ca.crt"), server.ca);
     await writeFile(join(folder, "tls", "server.crt"), server.cert);
     await writeFile(join(folder, "tls", "server.key"), server.key, { mode: 0o600 });
+    const its = await plane.authority.identity("gateway", "gw");
+    await writeFile(join(folder, "tls", "gateway.crt"), its.cert);
+    await writeFile(join(folder, "tls", "gateway.key"), its.key, { mode: 0o600 });
     const config = {
-      listen: { control: `127.0.0.1:${plane.port}`, gateway: "127.0.0.1:1" },
+      listen: { control: `127.0.0.1:${plane.port}`, gateway: `127.0.0.1:${freePort()}` },
       state: "state",
       run: "run",
-      gateway: { process: "unit" },
+      gateway: { process: gateway === "child" ? "child" : "unit" },
     };
     await writeFile(join(folder, "server.yaml"), stringify(config));
     await plane.setCatalog(models);
     await mkdir(join(folder, "run"), { mode: 0o700 });
-    plane.#gateway = await serveUnix(join(folder, "run", "gateway.sock"), (request) => plane.#answerAsGateway(request));
+    if (gateway === "stand-in")
+      plane.#gateway = await serveUnix(join(folder, "run", "gateway.sock"), (request) => plane.#answerAsGateway(request));
     return plane;
   }
 

@@ -95,12 +95,15 @@ test("another machine with a node's certificate is refused, also just after a re
 });
 
 test("a poll of a session that is superseded ends at once", async () => {
-  const { agent } = await runningAgent();
+  const identity = await plane.authority.identity("node", "a");
+  const agent = await plane.agent("a", { identity });
+  await agent.join();
+  await agent.plan((ranks) => ranks.length === 1);
   const held = agent.post("poll", { session: agent.session, have: agent.have });
-  const again = await plane.agent("a");
-  await again.join({ ranks: [...agent.ranks.values()] });
+  const again = await plane.agent("a", { identity });
+  await again.join();
   const began = performance.now();
-  expect((await held).status).toBeOneOf([200, 409]);
+  expect(await held).toMatchObject({ status: 409, body: { error: { code: "E_STALE_SESSION" } } });
   expect(performance.now() - began).toBeLessThan(2_000);
 });
 
