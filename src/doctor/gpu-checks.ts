@@ -155,6 +155,7 @@ async function xid(_smi: Smi, _gpus: readonly Gpu[], machine: Machine): Promise<
 }
 
 async function nodes(_smi: Smi, gpus: readonly Gpu[], machine: Machine): Promise<Finding> {
+  if ((await machine.gpusOnPci()).length === 0) return skipped("PCI shows no NVIDIA GPU");
   const wanted = ["/dev/nvidiactl", "/dev/nvidia-uvm"];
   const there = await Promise.all(wanted.map((path) => machine.exists(path)));
   const missing = wanted.filter((_, at) => !there[at]);
