@@ -266,6 +266,7 @@ class Agent {
       await this.#refresh();
       this.#inventory = { ...this.#inventory, doctor };
       this.#inventory_revision += 1;
+      this.#changed.raise();
     } catch (error) {
       this.#log.warn("cannot examine this machine", { why: messageOf(error) });
     }

@@ -1,0 +1,121 @@
+// A whole fleet of the compiled binary on stand-ins: a script as nvidia-smi, folders as InfiniBand, a script as saquery.
+import { afterAll, beforeAll, expect, test } from "bun:test";
+import { chmod, mkdir, mkdtemp, rm, writeFile } from "node:fs/promises";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import * as v from "valibot";
+import { binary } from "../../release/fresh.ts";
+import { demoCertificates } from "../../src/cli/demo-certificates.ts";
+import { FabricList, NodeList, StatusView } from "../../src/protocol/admin-api.ts";
+import { ibTree } from "../fixtures/hardware/ib-tree.ts";
+
+const READY_MS = 30_000;
+const CIRCUMSTANCES = { now_ms: Date.now(), random: (count: number) => crypto.getRandomValues(new Uint8Array(count)) };
+const NODES = [
+  { id: "n1", address: "127.0.0.11", manager: "0xb1" },
+  { id: "n2", address: "127.0.0.12", manager: "0xb1" },
+  { id: "n3", address: "127.0.0.13", manager: "0xc1" },
+];
+
+let root = "";
+const children: Bun.Subprocess[] = [];
+const trees: (() => Promise<void>)[] = [];
+
+async function script(path: string, ...lines: string[]): Promise<string> {
+  await writeFile(path, ["#!/bin/sh", ...lines, ""].join("\n"));
+  await chmod(path, 0o755);
+  return path;
+}
+
+function start(name: string, words: readonly string[], path = process.env["PATH"] ?? ""): void {
+  const log = Bun.file(join(root, `${name}.log`));
+  const argv = [binary, ...words, "--owner-pid", String(process.pid)];
+  children.push(Bun.spawn(argv, { env: { ...process.env, PATH: path }, stdin: "ignore", stdout: log, stderr: log }));
+}
+
+async function ctl(...words: string[]): Promise<{ out: string; err: string }> {
+  const env = { ...process.env, LLMGW_CONFIG: join(root, "contexts.yaml") };
+  const child = Bun.spawn([binary, "ctl", ...words], { env, stdin: "ignore", stdout: "pipe", stderr: "pipe" });
+  const [out, err] = await Promise.all([child.stdout.text(), child.stderr.text(), child.exited]);
+  return { out, err };
+}
+
+async function ask<S extends v.GenericSchema>(schema: S, ...words: string[]): Promise<v.InferOutput<S>> {
+  return v.parse(schema, JSON.parse((await ctl(...words, "-o", "json")).out));
+}
+
+async function until(condition: () => Promise<boolean>): Promise<void> {
+  const end = performance.now() + READY_MS;
+  while (!(await condition().catch(() => false))) {
+    if (performance.now() > end) throw new Error("it did not come about");
+    await Bun.sleep(200);
+  }
+}
+
+async function startNode({ id, address, manager }: (typeof NODES)[number], server: string): Promise<void> {
+  const folder = join(root, "nodes", id);
+  const bin = join(folder, "bin");
+  await mkdir(bin, { recursive: true });
+  const tree = await ibTree([{ name: "mlx5_2" }, { name: "mlx5_3" }]);
+  trees.push(tree.remove);
+  const smi = await script(join(bin, "smi"), `echo '0, GPU-${id}, 00000000:01:00.0, NVIDIA H100, 580.95, 81559, 4, Disabled'`);
+  await script(join(bin, "saquery"), `printf 'SMInfoRecord dump:\\n GUID....${manager}\\n Priority....5\\n SMState....3\\n'`);
+  const tls = ["ca.crt", "node.crt", "node.key"].flatMap((name, at) => [
+    ["--tls-ca", "--tls-cert", "--tls-key"][at] ?? "",
+    join(folder, "tls", name),
+  ]);
+  const folders = ["--state", join(folder, "s"), "--run", join(root, id)];
+  const hardware = ["--nvidia-smi", smi, "--ib-root", tree.root, "--fabric", "ib:mlx5_2,mlx5_3"];
+  start(
+    id,
+    ["agent", "--node", id, "--server", server, "--address", address, ...tls, ...folders, ...hardware],
+    `${bin}:${process.env["PATH"]}`,
+  );
+}
+
+beforeAll(async () => {
+  root = await mkdtemp(join(tmpdir(), "llmgw-ff-"));
+  await demoCertificates(root, NODES, CIRCUMSTANCES);
+  const [control, gateway] = [0, 1].map(() => {
+    const probe = Bun.listen({ hostname: "127.0.0.1", port: 0, socket: { data() {} } });
+    const { port } = probe;
+    probe.stop(true);
+    return port;
+  });
+  const config = join(root, "server", "server.yaml");
+  const listen = `listen: { control: "127.0.0.1:${control}", gateway: "127.0.0.1:${gateway}" }`;
+  await writeFile(config, [listen, `state: ${join(root, "state")}`, `run: ${join(root, "run")}`, ""].join("\n"));
+  await writeFile(join(root, "server", "catalog.yaml"), "models: []\n");
+  const server = `https://127.0.0.1:${control}`;
+  start("server", ["server", "--config", config]);
+  const admin = ["--ca", join(root, "ctl/ca.crt"), "--cert", join(root, "ctl/admin.crt"), "--key", join(root, "ctl/admin.key")];
+  await ctl("context", "add", "test", "--server", server, ...admin);
+  await until(async () => (await ask(StatusView, "status")).nodes.ready === 0);
+  await Promise.all(NODES.map((node) => startNode(node, server)));
+}, READY_MS * 2);
+
+afterAll(async () => {
+  for (const child of children.toReversed()) child.kill("SIGTERM");
+  await Promise.all(children.map((child) => child.exited));
+  for (const remove of trees) await remove();
+  await rm(root, { recursive: true, force: true });
+}, READY_MS);
+
+test(
+  "one name on two fabrics: islands, a warning everywhere, and what each node has",
+  async () => {
+    const islands = async () =>
+      Object.fromEntries((await ask(FabricList, "fabrics")).items.map(({ name, nodes }) => [name, nodes.join(" ")]));
+    await until(async () => Bun.deepEquals(await islands(), { "ib#1": "n1 n2", "ib#2": "n3" }));
+    const { items } = await ask(NodeList, "nodes");
+    expect(items.map(({ id, island, fabrics }) => `${id} ${island} ${fabrics.join()}`)).toEqual(["n1 ib#1 ib", "n2 ib#1 ib", "n3 ib#2 ib"]);
+    expect(items.map(({ inventory }) => inventory.gpus.map((gpu) => gpu.uuid).join())).toEqual(["GPU-n1", "GPU-n2", "GPU-n3"]);
+    expect((await ask(StatusView, "status")).warnings.map(({ code }) => code)).toContain("fabric-split");
+    expect((await ctl("fabrics")).err).toMatch(/fabric\/ib: ib is 2 fabrics: \{n1, n2\} and \{n3\}/);
+    await until(async () => (await ask(NodeList, "nodes")).items.every(({ inventory }) => inventory.doctor !== undefined));
+    const { out } = await ctl("node", "show", "n3");
+    expect(out).toMatch(/port mlx5_2:1 +ib, ACTIVE, 400 Gb\/s, subnet managers 0x00000000000000c1/);
+    expect(out).toMatch(/doctor +\d+ passed/);
+  },
+  READY_MS * 2,
+);
