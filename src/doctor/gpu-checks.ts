@@ -160,8 +160,7 @@ async function nodes(_smi: Smi, gpus: readonly Gpu[], machine: Machine): Promise
   const there = await Promise.all(wanted.map((path) => machine.exists(path)));
   const missing = wanted.filter((_, at) => !there[at]);
   const devices = (await machine.list("/dev")).filter((name) => /^nvidia\d+$/.test(name)).length;
-  if (missing.includes("/dev/nvidia-uvm") || missing.length > 0)
-    return fail(`${missing.join(", ")} missing: CUDA will not start`, "/dev", "nvidia-modprobe -u -c0");
+  if (missing.length > 0) return fail(`${missing.join(", ")} missing: CUDA will not start`, "/dev", "nvidia-modprobe -u -c0");
   return devices < gpus.length
     ? fail(`${devices} device files for ${gpus.length} GPUs`, "/dev", "nvidia-modprobe -c0")
     : pass(`${devices} devices, uvm`, "/dev");
