@@ -1,5 +1,5 @@
 import { afterEach, beforeEach, describe, expect, test } from "bun:test";
-import { readdir, readFile, rm, writeFile } from "node:fs/promises";
+import { chmod, readdir, readFile, rm, writeFile } from "node:fs/promises";
 import { join } from "node:path";
 import { runAgent, stopAll } from "../../../src/agent/agent.ts";
 import { isAlive, signalProcess } from "../../../src/os/process.ts";
@@ -279,6 +279,24 @@ describe("what an agent finds", () => {
   );
 
   test(
+    "a shim that hangs keeps neither the agent from starting nor its engine from running",
+    async () => {
+      const agent = node.start();
+      const { launch, engine } = await serving();
+      const shims = await shimsOf(specOf(launch));
+      await agent.end();
+      for (const pid of shims) signalProcess(pid, "SIGSTOP", "leader");
+      node.start();
+      await until("another join", () => server.joins.length === 2);
+      expect(server.joins[1]?.ranks).toMatchObject([{ attempt: launch.attempt, exit: null }]);
+      for (const pid of shims) signalProcess(pid, "SIGCONT", "leader");
+      const { engine_pid } = await server.sees(launch.attempt, "a ready rank", isPhase("ready"));
+      expect(engine_pid).toBe(engine);
+    },
+    TEST_MS,
+  );
+
+  test(
     "a fetch that an agent's end cut off goes on with the next agent, as the same attempt",
     async () => {
       const file = new Uint8Array(64_000).fill(7);
@@ -374,4 +392,26 @@ describe("stop-all", () => {
     expect(server.joins[0]?.ranks).toEqual([]);
     expect(node.lines.some((line) => line.includes("cannot read an attempt's folder"))).toBe(true);
   });
+});
+
+describe.skipIf(process.getuid?.() !== 0)("an agent that is root (needs root)", () => {
+  test(
+    "runs engines as their own user, and says when there is none",
+    async () => {
+      const first = node.start();
+      await until("a join", () => server.joins.length === 1);
+      expect(server.joins[0]?.inventory.warnings.map(({ code }) => code)).toContain("engine-user-missing");
+      await first.end();
+      // As /var/lib and /run are: others may pass through.
+      await chmod(node.folder, 0o711);
+      Object.assign(node.options, { config: { ...node.config, engine_user: "nobody" } });
+      node.start();
+      await until("another join", () => server.joins.length === 2);
+      expect(server.joins[1]?.inventory.warnings.map(({ code }) => code)).not.toContain("engine-user-missing");
+      const { engine } = await serving();
+      const [, uid] = /^Uid:\s+(\d+)/m.exec(await readFile(`/proc/${engine}/status`, "utf8")) ?? [];
+      expect(uid).not.toBe("0");
+    },
+    TEST_MS,
+  );
 });

@@ -38,7 +38,16 @@ function newAttempt(): string {
 export async function testNode(identity: Identity, servers: string[], more: Partial<AgentConfig> = {}): Promise<TestNode> {
   const folder = await mkdtemp(join(tmpdir(), "llmgw-node-"));
   const tls = { ca: join(folder, "ca.crt"), cert: join(folder, "node.crt"), key: join(folder, "node.key") };
-  const given = { node: "a", servers, address: "127.0.0.1", tls, state: join(folder, "state"), run: join(folder, "run"), ...more };
+  const given = {
+    node: "a",
+    servers,
+    address: "127.0.0.1",
+    tls,
+    state: join(folder, "state"),
+    run: join(folder, "run"),
+    engine_user: "llmgw-none",
+    ...more,
+  };
   const config = parseAs(AgentConfig, given, "the test's configuration");
   const lines: string[] = [];
   const log = makeLog({ level: "debug", format: "text", write: (line) => lines.push(line) });

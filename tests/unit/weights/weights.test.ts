@@ -1,6 +1,6 @@
 import { afterEach, beforeEach, describe, expect, test } from "bun:test";
 import { createHash, randomBytes } from "node:crypto";
-import { mkdtemp, readdir, readFile, rm, writeFile } from "node:fs/promises";
+import { mkdtemp, readdir, readFile, rm, symlink, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { readIfThere } from "../../../src/os/files.ts";
@@ -211,6 +211,13 @@ describe("a fetch", () => {
     } finally {
       origin.stop(true);
     }
+  });
+
+  test("a disk that is full is told, and not tried again", async () => {
+    await symlink("/dev/full", join(folder, "file.part"));
+    const error = await refusal(fetchFile(request()));
+    expect(error).toMatchObject({ code: "E_NO_ROOM", why: "the disk is full after 0 bytes" });
+    expect(asked).toHaveLength(1);
   });
 
   test("starts again when more was left than the server has", async () => {
