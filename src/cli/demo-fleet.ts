@@ -1,13 +1,14 @@
 import { join } from "node:path";
 import { setTimeout as sleep } from "node:timers/promises";
 import { ownProgram } from "../os/program.ts";
-import { CreatedKey, KeyList, ModelList, NodeList, ReplicaList, StatusView } from "../protocol/admin-api.ts";
+import { CreatedKey, KeyList, ModelList, NodeList, ReloadAnswer, ReplicaList, StatusView } from "../protocol/admin-api.ts";
+import type { Catalog } from "../protocol/catalog.ts";
 import { messageOf, OperatorError } from "../protocol/errors.ts";
 import { DEMO_POLL_MS, DEMO_READY_MS } from "../protocol/limits.ts";
 import { makeAdminClient, type AdminClient } from "./admin-client.ts";
 import { chooseContext, readContexts } from "./context.ts";
 import { diedError, startChild, type Child } from "./demo-child.ts";
-import type { DemoFolder } from "./demo-folder.ts";
+import { writeCatalog, type DemoFolder } from "./demo-folder.ts";
 
 const KEY_NAME = "demo";
 
@@ -93,14 +94,20 @@ async function until(subject: string, look: () => Promise<string | null>, say: (
   }
 }
 
-/** Waits until all nodes have joined and every model has its replicas. */
-export async function waitReady(client: AdminClient, wanted_nodes: number, say: (line: string) => void): Promise<void> {
+/** Waits until all nodes have joined. */
+export async function waitNodes(client: AdminClient, wanted_nodes: number, say: (line: string) => void): Promise<void> {
   await until("the nodes", async () => {
     const { items } = await client.get("/admin/v1/nodes", NodeList);
     const joined = items.filter(({ state }) => state === "ready").length;
     return joined >= wanted_nodes ? null : `${joined} of ${wanted_nodes} nodes joined`;
   });
   say(`${wanted_nodes} ${wanted_nodes === 1 ? "node" : "nodes"} joined`);
+}
+
+/** Makes the server serve a catalog, and waits until every model has its replicas. */
+export async function serveCatalog(client: AdminClient, folder: DemoFolder, catalog: Catalog, say: (line: string) => void): Promise<void> {
+  await writeCatalog(folder.root, catalog);
+  await client.send("POST", "/admin/v1/reload", {}, ReloadAnswer);
   await until(
     "the models",
     async () => {

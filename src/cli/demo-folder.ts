@@ -52,7 +52,6 @@ export interface DemoPlan {
   readonly control_port: number;
   /** The key an earlier demo in this folder made. */
   readonly key: string | undefined;
-  readonly catalog: Catalog;
   readonly llama_server: string | undefined;
   readonly circumstances: Circumstances;
 }
@@ -155,11 +154,16 @@ async function writeServer(plan: DemoPlan): Promise<string> {
   };
   const config = join(folder, "server.yaml");
   await writeAtomic(config, stringify(settings), 0o600);
-  await writeAtomic(join(folder, "catalog.yaml"), stringify(plan.catalog), 0o600);
+  // The models come once all nodes have joined, so that replicas are spread over them.
+  await writeCatalog(plan.root, { models: [] });
   return config;
 }
 
-/** Writes certificates, configurations, catalog and ctl's context: what an operator of a fleet would write by hand. */
+/** Writes the catalog the server reads when it is told to. */
+export const writeCatalog = (root: string, catalog: Catalog): Promise<void> =>
+  writeAtomic(join(root, "server", "catalog.yaml"), stringify(catalog), 0o600);
+
+/** Writes certificates, configurations and ctl's context: what an operator of a fleet would write by hand. */
 export async function writeDemo(plan: DemoPlan): Promise<DemoFolder> {
   const { root, run, gateway_port, control_port, key } = plan;
   const logs = join(root, "logs");

@@ -4,7 +4,7 @@ import { join, resolve } from "node:path";
 import { messageOf, OperatorError } from "../protocol/errors.ts";
 import type { Catalog } from "../protocol/catalog.ts";
 import type { Child } from "./demo-child.ts";
-import { demoKey, startFleet, waitReady, type FleetOptions } from "./demo-fleet.ts";
+import { demoKey, serveCatalog, startFleet, waitNodes, type FleetOptions } from "./demo-fleet.ts";
 import {
   llamaModel,
   openKept,
@@ -106,7 +106,16 @@ async function prepare({ root, run, memory, flags, served }: DemoOptions): Promi
   const gateway_port = flags.port === undefined ? await portLike(memory?.gateway_port) : await freePort(flags.port);
   const control_port = await portLike(memory?.control_port);
   const circumstances = { now_ms: Date.now(), random: (bytes: number) => new Uint8Array(randomBytes(bytes)) };
-  return writeDemo({ root, run, nodes: flags.nodes, gateway_port, control_port, key: memory?.key, circumstances, ...served });
+  return writeDemo({
+    root,
+    run,
+    nodes: flags.nodes,
+    gateway_port,
+    control_port,
+    key: memory?.key,
+    circumstances,
+    llama_server: served.llama_server,
+  });
 }
 
 /** Starts a fleet, waits for it, asks it, and tells all about it; then runs until a part of it breaks. */
@@ -114,7 +123,8 @@ async function serve(options: DemoOptions, folder: DemoFolder, started_ms: numbe
   const { say, signal } = fleetOptions;
   const { client, broken } = await startFleet(fleetOptions);
   const ready = async (): Promise<void> => {
-    await waitReady(client, options.flags.nodes, say);
+    await waitNodes(client, options.flags.nodes, say);
+    await serveCatalog(client, folder, options.served.catalog, say);
     const key = await demoKey(client, folder.memory.key);
     await remember(folder.root, { ...folder.memory, key });
     const model = options.served.catalog.models[0]?.name ?? "";
@@ -169,8 +179,6 @@ export const demoCommand = command({
   },
   args: [],
   run: async ({ flags, io }) => {
-    if (!Number.isInteger(flags.nodes))
-      throw new OperatorError("E_USAGE", `--nodes cannot be ${flags.nodes}`, "nodes are counted", "--nodes 2");
     const interrupted = interruption();
     const served = await servedBy(flags, io);
     const kept = flags.keep === undefined ? undefined : resolve(io.cwd, flags.keep);

@@ -6,7 +6,16 @@ import { join } from "node:path";
 import fc from "fast-check";
 import { is } from "valibot";
 import { diedError, startChild } from "../../../src/cli/demo-child.ts";
-import { llamaModel, openKept, remember, removeFolders, simModel, temporaryFolder, writeDemo } from "../../../src/cli/demo-folder.ts";
+import {
+  llamaModel,
+  openKept,
+  remember,
+  removeFolders,
+  simModel,
+  temporaryFolder,
+  writeCatalog,
+  writeDemo,
+} from "../../../src/cli/demo-folder.ts";
 import { curlLine } from "../../../src/cli/demo-question.ts";
 import { endRanks, TAG } from "../../../src/cli/demo-ranks.ts";
 import { readContexts } from "../../../src/cli/context.ts";
@@ -60,7 +69,8 @@ test("what a demo writes is what server, agents and ctl read", async () => {
     circumstances,
     llama_server: "/bin/true",
   };
-  const demo = await writeDemo({ ...common, key: undefined, catalog });
+  const demo = await writeDemo({ ...common, key: undefined });
+  await writeCatalog(root, catalog);
   const server = await loadServerConfig(demo.server_config);
   expect(server.listen).toEqual({ control: "127.0.0.1:2222", gateway: "127.0.0.1:1111" });
   expect(await loadCatalog(server.catalog)).toEqual(catalog);
@@ -73,7 +83,7 @@ test("what a demo writes is what server, agents and ctl read", async () => {
   }
   expect(Object.keys((await readContexts(demo.ctl_config)).contexts)).toEqual(["demo"]);
   const first = await loadIdentity(server.tls);
-  const again = await writeDemo({ ...common, key: "kept", catalog });
+  const again = await writeDemo({ ...common, key: "kept" });
   expect((await loadIdentity((await loadServerConfig(again.server_config)).tls)).ca).toBe(first.ca);
   for (const file of await readdir(root, { recursive: true })) {
     if (file.endsWith(".key")) expect((await stat(join(root, file))).mode & 0o777).toBe(0o600);

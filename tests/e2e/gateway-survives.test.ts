@@ -1,0 +1,49 @@
+// The gateway answers on while the server is stalled, killed and started again: a stream through all of it is whole.
+import { afterAll, beforeAll, expect, test } from "bun:test";
+import { Fleet } from "./fleet.ts";
+import { SLOW_SIM, SLOW_TOKENS, wholeText } from "./sim.ts";
+import { streamChat } from "./stream.ts";
+
+const TEST_MS = 90_000;
+let fleet: Fleet;
+let key = "";
+beforeAll(async () => {
+  fleet = await Fleet.start({ nodes: 1, models: [{ ...SLOW_SIM, name: "slow" }] });
+  await fleet.ready("slow");
+  key = await fleet.key();
+}, TEST_MS);
+afterAll(() => fleet?.stop());
+
+test(
+  "a stream is whole while the server is stalled, killed and restarted",
+  async () => {
+    const gateway_pid = (await fleet.gatewayStatus()).pid;
+    const stream = streamChat(fleet, key, "slow", SLOW_TOKENS);
+    await fleet.waitFor("the stream to run", () => stream.deltas() > 2);
+
+    await fleet.signal("server", "SIGSTOP");
+    const before_stall = stream.deltas();
+    await fleet.waitFor("tokens during the stall", () => stream.deltas() > before_stall + 3);
+    await fleet.signal("server", "SIGKILL");
+
+    const before_death = stream.deltas();
+    await fleet.waitFor("tokens without a server", () => stream.deltas() > before_death + 3);
+    const alone = streamChat(fleet, key, "slow", 3);
+    expect((await alone.end).done).toBe(true);
+
+    fleet.startServer();
+    await fleet.waitFor("the server to be back", () => fleet.status());
+    await fleet.waitFor("the gateway to serve", async () => (await fleet.status()).gateway.state === "serving");
+
+    const { status, done, broken, events, text } = await stream.end;
+    expect({ status, done, broken, errors: events.filter((event) => event.error) }).toEqual({
+      status: 200,
+      done: true,
+      broken: null,
+      errors: [],
+    });
+    expect(text).toBe(await wholeText(fleet, key, "slow"));
+    expect((await fleet.gatewayStatus()).pid).toBe(gateway_pid);
+  },
+  TEST_MS,
+);
