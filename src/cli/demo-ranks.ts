@@ -34,3 +34,8 @@ export async function endRanks(tag: string): Promise<void> {
     if (performance.now() > end_ms) for (const pid of left) signalProcess(pid, "SIGKILL", "leader");
   }
 }
+
+/** Kills everything of the demo at once. */
+export async function killRanks(tag: string): Promise<void> {
+  for (const pid of await tagged(tag)) signalProcess(pid, "SIGKILL", "leader");
+}

@@ -2,6 +2,7 @@ import { randomBytes } from "node:crypto";
 import { access, constants, stat } from "node:fs/promises";
 import { join, resolve } from "node:path";
 import { messageOf, OperatorError } from "../protocol/errors.ts";
+import { DEMO_HURRY_MS } from "../protocol/limits.ts";
 import type { Catalog } from "../protocol/catalog.ts";
 import type { Child } from "./demo-child.ts";
 import { demoKey, serveCatalog, startFleet, waitNodes, type FleetOptions } from "./demo-fleet.ts";
@@ -18,7 +19,7 @@ import {
 } from "./demo-folder.ts";
 import { askQuestion, type Question } from "./demo-question.ts";
 import { demoReport } from "./demo-report.ts";
-import { endRanks, TAG } from "./demo-ranks.ts";
+import { endRanks, killRanks, TAG } from "./demo-ranks.ts";
 import { command } from "./frame.ts";
 import { freePort } from "./free-port.ts";
 import type { Io } from "./spec.ts";
@@ -77,14 +78,16 @@ async function servedBy(flags: DemoFlags, io: Io): Promise<Served> {
 const portLike = async (kept: number | undefined): Promise<number> =>
   kept === undefined ? freePort(0) : freePort(kept).catch(() => freePort(0));
 
-/** Resolves when someone asks the demo to end: 130 for Ctrl-C, 0 for SIGTERM. A second time ends it at once. */
-function interruption(): Promise<number> {
+/**
+ * Resolves when someone asks the demo to end: 130 for Ctrl-C, 0 for SIGTERM. Who asks again after a while is in a hurry;
+ * two signals at once are one (a terminal sends Ctrl-C to the whole group, and npm passes it on once more).
+ */
+function interruption(hurry: () => void): Promise<number> {
   return new Promise((done) => {
-    let asked = false;
+    let first_ms: number | null = null;
     const ask = (code: number) => {
-      // What is left notices that its owner is gone and ends too.
-      if (asked) process.exit(code);
-      asked = true;
+      if (first_ms !== null && performance.now() - first_ms > DEMO_HURRY_MS) hurry();
+      first_ms ??= performance.now();
       done(code);
     };
     process.on("SIGINT", () => ask(130));
@@ -179,11 +182,11 @@ export const demoCommand = command({
   },
   args: [],
   run: async ({ flags, io }) => {
-    const interrupted = interruption();
     const served = await servedBy(flags, io);
     const kept = flags.keep === undefined ? undefined : resolve(io.cwd, flags.keep);
     const memory = kept === undefined ? null : await openKept(kept);
     const run = await temporaryFolder("llmgw-");
+    const interrupted = interruption(() => void killRanks(run));
     try {
       return await runDemo({ root: kept ?? join(run, "demo"), run, memory, flags, served }, io, interrupted);
     } finally {

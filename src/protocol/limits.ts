@@ -88,6 +88,8 @@ export const DEMO_READY_MS = 180_000;
 export const DEMO_POLL_MS = 50;
 /** The demo's own question must be answered within this time. */
 export const DEMO_ANSWER_MS = 60_000;
+/** A second request to end a demo counts as impatience only this long after the first. */
+export const DEMO_HURRY_MS = 1_000;
 /** A process of a demo gets this long to end before it is killed. */
 export const DEMO_STOP_MS = 5_000;
 
