@@ -173,6 +173,7 @@ function placeAll(
   const refusals = new Map<ReplicaId, readonly Refusal[]>();
   const isDue = (replica: Replica) =>
     replica.state === "pending" || (replica.state === "failed" && replica.next_try_ms !== null && replica.next_try_ms <= now_ms);
+  if (world.gathering) return { replicas, refusals };
   const due = replicas.filter(isDue).sort((a, b) => size(b.spec) - size(a.spec) || a.created_ms - b.created_ms || (a.id < b.id ? -1 : 1));
   if (due.length === 0) return { replicas, refusals };
   const rooms = measure(world, replicas, now_ms);

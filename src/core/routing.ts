@@ -13,7 +13,7 @@ export const FRESH_TARGET: TargetState = { in_flight: 0, failures: 0, ejected_un
 
 /**
  * Chooses where a request goes: the ready target with the fewest requests in flight, in turn among equals. A target that
- * failed lately stays out of it, however empty it is, unless all have: then the one that may come back first.
+ * failed lately stays out of it, however empty it is, unless all have: then none is worse than another.
  * @param tried attempts this request has been to already
  * @param tick rises with each choice
  */
@@ -26,13 +26,9 @@ export function chooseTarget(
 ): Target | null {
   const open = targets.filter((target) => target.state === "ready" && !tried.has(target.attempt));
   const well = open.filter((target) => stateOf(target).ejected_until_ms <= now_ms);
-  if (well.length > 0) return leastOf(well, (target) => stateOf(target).in_flight, tick);
-  return leastOf(open, (target) => stateOf(target).ejected_until_ms, tick);
-}
-
-function leastOf(targets: readonly Target[], value: (target: Target) => number, tick: number): Target | null {
-  const least = Math.min(...targets.map(value));
-  const best = targets.filter((target) => value(target) === least);
+  const among = well.length > 0 ? well : open;
+  const least = Math.min(...among.map((target) => stateOf(target).in_flight));
+  const best = among.filter((target) => stateOf(target).in_flight === least);
   return best[tick % best.length] ?? null;
 }
 

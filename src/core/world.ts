@@ -98,6 +98,8 @@ export interface World {
   /** Requests in flight per attempt by the gateway's own count; null while the gateway does not say. */
   readonly in_flight: ReadonlyMap<AttemptId, number> | null;
   readonly policy: Policy;
+  /** True while nodes are still coming back or joining together: nothing new is placed, so that all of them count. */
+  readonly gathering: boolean;
 }
 
 /** Where new names come from: random in the server, counted from a seed in tests. */

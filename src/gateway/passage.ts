@@ -52,7 +52,8 @@ export class Passage {
   /** @throws ApiError when the answer broke and nothing of it has been sent */
   async respond(): Promise<Response> {
     const { status, headers } = this.#answer;
-    if (status >= 500) this.#parts.loads.failed(this.#target, null, Date.now());
+    // 501 is an engine's answer to a wrong wish (embeddings of a model without them), not a fault of it.
+    if (status >= 500 && status !== 501) this.#parts.loads.failed(this.#target, null, Date.now());
     else this.#parts.loads.answered(this.#target);
     const returned = { status, headers: returnedHeaders(headers, this.#asked.id) };
     if (WITHOUT_BODY.includes(status)) {

@@ -195,3 +195,8 @@ export const DOCTOR_INTERVAL_MS = 600_000;
 export const INSTALL_MS = 300_000;
 /** Doctor tries this long to reach the server. */
 export const DOCTOR_REACH_MS = 5_000;
+
+/** A server that has just started places nothing for at most this long while nodes come back or join. */
+export const GATHER_MS = 5_000;
+/** Nodes that join within this time of each other are counted together before anything is placed. */
+export const GATHER_QUIET_MS = 1_000;

@@ -106,6 +106,7 @@ export class AgentApi {
     const session: Session = { id: randomUUID(), key, serial: peer.serial, address: peer.address, ...told };
     await store.saveNode(kept);
     fleet.nodes.set(node, { kept, session, ranks: join.ranks });
+    fleet.noteJoin(now_ms);
     if (fleet.raiseEpoch(join.seen))
       log.warn("a node has seen a later plan than this store: giving out everything under a new epoch", {
         node,

@@ -6,7 +6,14 @@ import type { NodeRequest, RankStatus, ResultMessage } from "../protocol/agent-a
 import type { ModelSpec } from "../protocol/catalog.ts";
 import { OperatorError } from "../protocol/errors.ts";
 import type { NodeId, ReplicaId } from "../protocol/ids.ts";
-import { BLOCKING_QUERY_MS, NODE_LOST_AFTER_MS, NODE_REQUEST_MS, NODE_SUSPECT_AFTER_MS } from "../protocol/limits.ts";
+import {
+  BLOCKING_QUERY_MS,
+  GATHER_MS,
+  GATHER_QUIET_MS,
+  NODE_LOST_AFTER_MS,
+  NODE_REQUEST_MS,
+  NODE_SUSPECT_AFTER_MS,
+} from "../protocol/limits.ts";
 import { comparePlanVersions, type NodePlan, type PlanVersion, type RankLaunch, type Revocation } from "../protocol/plan.ts";
 import type { Session } from "./sessions.ts";
 import type { StoredNode } from "./store.ts";
@@ -44,6 +51,7 @@ export class Fleet {
   #parts: PlanParts = new Map();
   #island_numbers: IslandNumbers = {};
   #next_epoch = 0;
+  #last_join_ms = 0;
   readonly #waiting = new Map<NodeId, Set<() => void>>();
   readonly #requests = new Map<NodeId, NodeRequest[]>();
   readonly #answers = new Map<string, { readonly node: NodeId; readonly resolve: (result: ResultMessage["result"]) => void }>();
@@ -52,6 +60,17 @@ export class Fleet {
   constructor(version: PlanVersion, started_ms: number) {
     this.version = version;
     this.started_ms = started_ms;
+  }
+
+  /** A node has joined just now. */
+  noteJoin(now_ms: number): void {
+    this.#last_join_ms = now_ms;
+  }
+
+  /** Whether nodes are still coming: known ones have not spoken yet, or one has joined this very moment. Ends soon in any case. */
+  isGathering(now_ms: number): boolean {
+    if (now_ms - this.started_ms >= GATHER_MS) return false;
+    return now_ms - this.#last_join_ms < GATHER_QUIET_MS || [...this.nodes.values()].some(({ ranks }) => ranks === null);
   }
 
   /** A node's part; null while none counts for its present session. */

@@ -86,6 +86,7 @@ export class Reconciler {
       replicas: fleet.replicas,
       in_flight: in_flight(),
       policy: DEFAULT_POLICY,
+      gathering: fleet.isGathering(now_ms),
     };
     const decision = plan(world, now_ms, IDS);
     const changed = decision.replicas.filter((replica) => before.get(replica.id) !== replica);

@@ -2,7 +2,7 @@
  * weights/ brings weights to a node and knows them again: one copy per digest, one download however many ask. It does
  * not know what they are weights of.
  */
-import { access, constants, mkdir, stat, statfs } from "node:fs/promises";
+import { access, constants, mkdir, readdir, stat, statfs } from "node:fs/promises";
 import { join } from "node:path";
 import { messageOf, OperatorError } from "../protocol/errors.ts";
 import type { WeightsRef } from "../protocol/plan.ts";
@@ -75,10 +75,12 @@ export class WeightStore {
   async #fetch(source: Extract<Source, { kind: "url" }>, ref: WeightsRef, progress: Progress, signal: AbortSignal): Promise<string> {
     const folder = join(this.#folder, source.key);
     await mkdir(folder, { recursive: true });
+    // Only whole and checked files get their final name; another URL of the same digest may have given it.
+    for (const name of await readdir(folder)) {
+      const size = name.includes(".part") ? 0 : await sizeOf(join(folder, name));
+      if (size > 0 && (ref.size === undefined || ref.size === size)) return join(folder, name);
+    }
     const path = join(folder, source.file_name);
-    const size = await sizeOf(path);
-    // Only whole and checked files get their final name.
-    if (size > 0 && (ref.size === undefined || ref.size === size)) return path;
     const free = async () => {
       const disk = await statfs(folder);
       return disk.bavail * disk.bsize;

@@ -179,7 +179,7 @@ export class TestFleet {
 
   world(): World {
     const nodes = this.nodes.map((node) => node.seen(this.now_ms));
-    return { models: this.models, nodes, replicas: this.replicas, in_flight: this.in_flight, policy: DEFAULT_POLICY };
+    return { models: this.models, nodes, replicas: this.replicas, in_flight: this.in_flight, policy: DEFAULT_POLICY, gathering: false };
   }
 
   node(id: string): TestNode {

@@ -46,8 +46,13 @@ describe("the choice of a target", () => {
     expect(choose(failed, 0, { now_ms: 1_500 })).toBe("a");
   });
 
-  test("is still one of them when all failed: that whose time is over first", () => {
-    const failed = { a: state({ ejected_until_ms: 9_000 }), b: state({ ejected_until_ms: 2_000 }), c: state({ ejected_until_ms: 5_000 }) };
+  test("takes the emptiest when all failed: what fails everywhere is no replica's fault", () => {
+    const out = { ejected_until_ms: 9_000 };
+    const failed = {
+      a: state({ ...out, in_flight: 2 }),
+      b: state({ ...out, in_flight: 1 }),
+      c: state({ ejected_until_ms: 2_000, in_flight: 2 }),
+    };
     expect(choose(failed)).toBe("b");
   });
 });

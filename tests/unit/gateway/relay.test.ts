@@ -217,3 +217,20 @@ describe("clients that are odd", () => {
     await idle();
   });
 });
+
+describe("what an engine refuses", () => {
+  test("is not held against the replica: one user's wrong wishes leave the others' routing as it was", async () => {
+    const served = [0, 0];
+    const answers =
+      (at: number): Behaviour =>
+      (_request, response, body) => {
+        if (body.includes("wrong")) response.writeHead(501, { "content-type": "application/json" }).end("{}");
+        else response.end(JSON.stringify({ at: (served[at] = (served[at] ?? 0) + 1) }));
+      };
+    await doors(answers(0), answers(1));
+    const wrong = '{"model":"demo","input":"wrong"}';
+    for (let i = 0; i < 3; i++) expect((await gateway.post("/v1/embeddings", wrong)).status).toBe(501);
+    await Promise.all(Array.from({ length: 10 }, async () => (await ask()).arrayBuffer()));
+    expect(served).toEqual([5, 5]);
+  });
+});
