@@ -158,7 +158,7 @@ export class AdminApi {
       throw new OperatorError(
         "E_NOT_FOUND",
         `replica ${id} has no log of rank ${rank}`,
-        `it is ${replica.state}: ${replica.reason}`,
+        replica.reason ? `it is ${replica.state}: ${replica.reason}` : `it is ${replica.state}`,
         "llmgw ctl replicas",
       );
     const lines = Math.min(Math.floor(Number(query.get("lines") ?? 100)) || 0, LOG_TAIL_LINES_COUNT);

@@ -21,6 +21,8 @@ test(
     const node = replica?.ranks[0]?.node ?? "";
     const pids = await fleet.enginePids("slow");
     expect(pids).toHaveLength(1);
+    // A whole answer runs beside the stream: it has to come through as well, with the same text.
+    const whole = wholeText(fleet, key, "slow");
     const stream = streamChat(fleet, key, "slow", SLOW_TOKENS);
     await fleet.waitFor("the stream to run", () => stream.deltas() > 2);
 
@@ -46,7 +48,7 @@ test(
       broken: null,
       errors: [],
     });
-    expect(text).toBe(await wholeText(fleet, key, "slow"));
+    expect(text).toBe(await whole);
     await watch();
     expect(await fleet.enginePids("slow")).toEqual(pids);
     expect(states.has("lost") || states.has("gone")).toBe(false);
