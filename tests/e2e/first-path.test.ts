@@ -11,7 +11,7 @@ import { Fleet, freePortOf, waitFor } from "./fleet.ts";
 const SET_UP_MS = 240_000;
 const TEST_MS = 60_000;
 const program = await llamaServer();
-// Needs a llama-server from Debian's archive.
+// It needs a llama-server from Debian's archive.
 const tested = test.skipIf(program === null);
 let folder = "";
 let fleet: Fleet;

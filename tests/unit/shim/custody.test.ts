@@ -155,7 +155,10 @@ describe.skipIf(process.getuid?.() !== 0)("an engine of another user (needs root
 describe("the time to load", () => {
   test("an engine that prints nothing for long is waited for while it takes something in", async () => {
     // 100 MB every 0.4 s for 4 s, and not a word.
-    const reading = `const b = Buffer.alloc(1e8), f = require("fs"), d = f.openSync("/dev/zero"); for (let i = 0; i < 10; i++) { f.readSync(d, b); await Bun.sleep(400); } await Bun.sleep(60000);`;
+    const reading = [
+      'const b = Buffer.alloc(1e8), f = require("fs"), d = f.openSync("/dev/zero");',
+      "for (let i = 0; i < 10; i++) { f.readSync(d, b); await Bun.sleep(400); } await Bun.sleep(60000);",
+    ].join(" ");
     const engine_path = await starter(`'${process.execPath}' -e '${reading}' &\nsleep 4`);
     const it = await rank({ start_deadline_ms: 2_500 }, { engine_path });
     await it.reach("ready", 12_000);
