@@ -12,6 +12,7 @@ import type { Role } from "../../src/protocol/ids.ts";
 import { HANDSHAKE_MS, HEADERS_MS } from "../../src/protocol/limits.ts";
 import { PROTOCOL } from "../../src/protocol/protocol.ts";
 import { ATTEMPT_HEADER } from "../../src/protocol/shim-api.ts";
+import { askWithOpenssl } from "../unit/pki/openssl-for-tests.ts";
 import { Fleet } from "./fleet.ts";
 import { issue, readAuthority, strangeAuthority } from "./authority.ts";
 import { IMPOSTURES, shuffled, statusOf, type Authorities, type Try } from "./hostile.ts";
@@ -153,6 +154,31 @@ test(
     await fleet.waitFor("the server to be back", () => fleet.status());
     expect(await statusOf(before, joinAs("left", machine))).not.toBe(200);
     expect(await statusOf(await issue(authorities.own, { role: "node", name: "left" }), joinAs("left", machine))).toBe(200);
+  },
+  TEST_MS,
+);
+
+test.each(["-tls1_2", "-tls1_3"] as const)(
+  "a resumed session (%s) is refused after the revocation of its certificate",
+  async (version) => {
+    const name = `left${version}`;
+    const call = {
+      port: Number(new URL(fleet.control).port),
+      folder: fleet.folder,
+      shown: await issue(authorities.own, { role: "admin", name }),
+      version,
+      path: "/admin/v1/status",
+    };
+    const session = join(fleet.folder, name);
+    expect(await askWithOpenssl({ ...call, save: session })).toContain("HTTP/1.1 200");
+    const resumed = await askWithOpenssl({ ...call, resume: session, save: session });
+    expect(resumed).toContain("Reused");
+    expect(resumed).toContain("HTTP/1.1 200");
+    await fleet.must("ctl", "revoke", name, "--force");
+    const late = await askWithOpenssl({ ...call, resume: session });
+    expect(late).toContain("Reused");
+    expect(late).not.toContain("HTTP/1.1");
+    expect(await fleet.log("server")).toMatch(new RegExp(`refused.*${name}.*revoked`));
   },
   TEST_MS,
 );

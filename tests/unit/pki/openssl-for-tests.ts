@@ -18,12 +18,14 @@ export interface Call {
   /** File a session is written to, or taken from. */
   readonly save?: string;
   readonly resume?: string;
+  /** What is asked for; `/who` when absent. */
+  readonly path?: string;
 }
 
 let calls = 0;
 
 /** Asks a door with `openssl s_client`, an implementation that is not Bun's, and says all it printed. */
-export async function askWithOpenssl({ port, folder, shown, version = "-tls1_3", save, resume }: Call): Promise<string> {
+export async function askWithOpenssl({ port, folder, shown, version = "-tls1_3", save, resume, path = "/who" }: Call): Promise<string> {
   const file = (name: string) => join(folder, `${calls}-${name}`);
   calls += 1;
   const args = ["openssl", "s_client", "-connect", `127.0.0.1:${port}`, "-ign_eof", version];
@@ -38,7 +40,7 @@ export async function askWithOpenssl({ port, folder, shown, version = "-tls1_3",
   }
   if (save !== undefined) args.push("-sess_out", save);
   if (resume !== undefined) args.push("-sess_in", resume);
-  const request = new Blob(["GET /who HTTP/1.1\r\nhost: door\r\nconnection: close\r\n\r\n"]);
+  const request = new Blob([`GET ${path} HTTP/1.1\r\nhost: door\r\nconnection: close\r\n\r\n`]);
   const client = Bun.spawn(args, { stdin: request, stdout: "pipe", stderr: "pipe", timeout: 10_000 });
   const [out, err] = await Promise.all([new Response(client.stdout).text(), new Response(client.stderr).text()]);
   await client.exited;
