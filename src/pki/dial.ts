@@ -111,10 +111,19 @@ const TRUST_CODES: readonly string[] = [
   "CERT_NOT_YET_VALID",
 ];
 
+/** What Bun's error codes mean, where its own words say less. */
+const PLAIN_WORDS: Readonly<Record<string, string>> = {
+  ECONNREFUSED: "nothing listens there (connection refused)",
+  ConnectionRefused: "nothing listens there (connection refused)",
+  ECONNRESET: "it ended the connection without an answer",
+  EHOSTUNREACH: "no route to that host",
+  ENETUNREACH: "no route to that network",
+};
+
 function explain(error: unknown, url: string): OperatorError {
   const { host } = new URL(url);
   const code = (error as { readonly code?: unknown }).code;
-  const why = messageOf(error).replace(/; For more information.*$/, "");
+  const why = PLAIN_WORDS[String(code)] ?? messageOf(error).replace(/; For more information.*$/, "");
   if (typeof code === "string" && TRUST_CODES.includes(code)) {
     const clocks = code.startsWith("CERT_")
       ? "check both clocks, or issue a new certificate"
