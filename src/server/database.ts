@@ -51,7 +51,8 @@ export class Database {
         await this.#sql.unsafe("COMMIT");
         return result;
       } catch (error) {
-        await this.#sql.unsafe("ROLLBACK");
+        // SQLite rolls back by itself when the disk is full; the first error is the one that tells.
+        await this.#sql.unsafe("ROLLBACK").catch(() => {});
         throw error;
       }
     });
@@ -66,7 +67,9 @@ export class Database {
   }
 
   #inTurn<T>(work: () => Promise<T>): Promise<T> {
-    const turn = this.#tail.then(work, work);
+    const turn = this.#tail.then(work, work).catch((error: unknown) => {
+      throw /disk is full|disk I\/O|readonly/i.test(messageOf(error)) ? unwritable(error) : error;
+    });
     this.#tail = turn.catch(() => {});
     return turn;
   }
@@ -75,6 +78,11 @@ export class Database {
     await this.#tail;
     await this.#sql.close();
   }
+}
+
+function unwritable(cause: unknown): OperatorError {
+  const remedy = "free some space on the file system of the `state` folder; the server goes on by itself then";
+  return new OperatorError("E_FILE", "the store cannot be written", messageOf(cause), remedy, { cause });
 }
 
 /** Why a database cannot be opened. */

@@ -45,6 +45,8 @@ export class Fleet {
   models: readonly ModelSpec[] = [];
   refusals: ReadonlyMap<ReplicaId, readonly Refusal[]> = new Map();
   revocations: readonly Revocation[] = [];
+  /** Why no decision counts at present; null when they do. */
+  decision_fault: string | null = null;
   /** Rises with every change of the revocations. */
   revocation_count = 0;
   version: PlanVersion;

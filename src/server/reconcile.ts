@@ -2,7 +2,7 @@ import { randomBytes } from "node:crypto";
 import { plan } from "../core/planner.ts";
 import { DEFAULT_POLICY, type Ids } from "../core/world.ts";
 import type { Log } from "../os/log.ts";
-import { messageOf } from "../protocol/errors.ts";
+import { messageOf, OperatorError } from "../protocol/errors.ts";
 import { RECONCILE_INTERVAL_MS } from "../protocol/limits.ts";
 import type { Fleet } from "./fleet.ts";
 import type { Store } from "./store.ts";
@@ -50,14 +50,22 @@ export class Reconciler {
       this.#due = false;
       try {
         await this.turn();
+        this.#went(null);
       } catch (error) {
-        this.#parts.log.error("a decision failed; the fleet stays as it is", {
-          why: messageOf(error),
-          stack: error instanceof Error ? (error.stack ?? "") : "",
-        });
+        this.#went(error);
       }
       if (!this.#due) await this.#pause(signal);
     }
+  }
+
+  /** Says once what a turn failed of, and once that turns go well again. */
+  #went(error: unknown): void {
+    const { fleet, log } = this.#parts;
+    const fault = error === null ? null : error instanceof OperatorError ? `${error.message}: ${error.why}` : messageOf(error);
+    if (fault !== null && fault !== fleet.decision_fault) log.error("a decision failed; the fleet stays as it is", { why: fault });
+    if (error instanceof Error) log.debug("a decision failed", { stack: error.stack });
+    if (fault === null && fleet.decision_fault !== null) log.info("decisions count again");
+    fleet.decision_fault = fault;
   }
 
   async #pause(signal: AbortSignal): Promise<void> {

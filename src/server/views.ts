@@ -149,6 +149,10 @@ function warningsOf(
 ): StatusView["warnings"] {
   const warnings: StatusView["warnings"] = [];
   const add = (code: string, subject: string, text: string, remedy: string) => warnings.push({ code, subject, text, remedy });
+  if (fleet.decision_fault !== null) {
+    const text = `no decision counts, what runs goes on: ${fleet.decision_fault}`;
+    add("decisions-fail", "server", text, "free some space when the store cannot be written; the server's log says more");
+  }
   if (!gateway.status)
     add(
       "gateway-unreachable",

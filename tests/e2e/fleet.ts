@@ -28,6 +28,8 @@ export interface FleetOptions {
   readonly nodes?: number;
   readonly models?: readonly CatalogEntry[];
   readonly llama_server?: string;
+  /** Done with the fleet's folder before anything starts: mounts, say. */
+  readonly prepare?: (folder: string) => Promise<void>;
 }
 
 export interface Ran {
@@ -114,7 +116,7 @@ export class Fleet {
   }
 
   /** Makes certificates and configurations, starts everything, and waits until all nodes have joined. */
-  static async start({ nodes = 2, models = [], llama_server }: FleetOptions = {}): Promise<Fleet> {
+  static async start({ nodes = 2, models = [], llama_server, prepare }: FleetOptions = {}): Promise<Fleet> {
     const folder = await mkdtemp(join(tmpdir(), "lg-"));
     const [a, b] = [randomInt(1, 250), randomInt(0, 250)];
     const addresses = Array.from({ length: nodes }, (_, index) => `127.${a}.${b}.${index + 2}`);
@@ -123,6 +125,7 @@ export class Fleet {
     try {
       await fleet.#certificates();
       await fleet.#configure();
+      await prepare?.(fleet.folder);
       fleet.startServer();
       await fleet.waitFor("the server", async () => (await fleet.ctl("status")) as StatusView);
       for (const id of fleet.nodes) fleet.startAgent(id);

@@ -42,6 +42,19 @@ test("two interleaved callers, one rolling back, lose nothing of the other's", a
   await database.close();
 });
 
+test("a full disk is told as such, also where SQLite has rolled back by itself, and what is freed is used again", async () => {
+  const database = await Database.open(file);
+  await database.run`CREATE TABLE t (text TEXT)`;
+  await database.script("PRAGMA max_page_count = 8");
+  const fill = () => database.transaction((run) => run`INSERT INTO t (text) VALUES (${"x".repeat(100_000)})`);
+  const error = await refusal(fill());
+  expect(error).toMatchObject({ code: "E_FILE", why: expect.stringContaining("full") });
+  await database.script("PRAGMA max_page_count = 1000");
+  await fill();
+  expect(await database.run`SELECT COUNT(*) AS count FROM t`).toEqual([{ count: 1 }]);
+  await database.close();
+});
+
 test("a statement that fails holds nobody up", async () => {
   const database = await Database.open(file);
   const wrong = refusal(database.run`SELECT * FROM absent`);
