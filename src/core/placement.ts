@@ -116,23 +116,27 @@ function isBetter(a: readonly number[], b: readonly number[]): boolean {
 export type Placed = { readonly placements: readonly Placement[] } | { readonly refusals: readonly Refusal[]; readonly reason: string };
 
 /**
- * Finds room for all ranks of a replica and takes it out of `rooms`.
+ * Finds room for a replica of one rank and takes it out of `rooms`.
  * @param attempt names the new attempt; asked only when there is room
  */
 export function place(replica: Replica, rooms: Rooms, start_ms: number, attempt: () => AttemptId): Placed {
   const { spec } = replica;
-  if (spec.nodes > 1) return { refusals: [], reason: "replicas over several nodes are not placed yet" };
-  let best: { room: Room; score: readonly number[] } | null = null;
   const order = [...rooms.by_node.values()];
+  let best: Room | null = null;
   for (const room of order) {
     if (refusalOf(room, spec, rooms)) continue;
-    const its = score(room, replica);
-    if (!best || isBetter(its, best.score) || (!isBetter(best.score, its) && room.node.id < best.room.node.id)) best = { room, score: its };
+    if (!best || isBetterRoom(room, best, replica)) best = room;
   }
-  if (best) return { placements: [lease(replica, best.room, rooms, start_ms, attempt)] };
+  if (best) return { placements: [lease(replica, best, rooms, start_ms, attempt)] };
   const refusals = order.map((room) => refusalOf(room, spec, rooms)).filter((refusal) => refusal !== null);
   refusals.sort((a, b) => (a.node < b.node ? -1 : 1));
   return { refusals, reason: order.length === 0 ? "no node has joined" : `none of ${order.length} nodes has room` };
+}
+
+/** Where the engine of a model's rank stands next to others: is `a` a better place than `b`? The node's name decides at last. */
+export function isBetterRoom(a: Room, b: Room, replica: Replica): boolean {
+  const [x, y] = [score(a, replica), score(b, replica)];
+  return isBetter(x, y) || (!isBetter(y, x) && a.node.id < b.node.id);
 }
 
 /** Places a replica whose port was taken on the same node again, or null when it has no room any more. */
@@ -142,12 +146,20 @@ export function placeAgainOn(node: NodeId, replica: Replica, rooms: Rooms, start
 }
 
 function lease(replica: Replica, room: Room, rooms: Rooms, start_ms: number, attempt: () => AttemptId): Placement {
+  const launch = launchOn(replica, room, rooms, start_ms, attempt());
+  takePort(rooms, launch);
+  hold(room, launch, { memory: memoryNeed(replica.spec), resident: false, fetching: true });
+  return { node: room.node.id, launch };
+}
+
+/** What rank 0 of one is told on this node; nothing is taken out of `rooms` yet. */
+export function launchOn(replica: Replica, room: Room, rooms: Rooms, start_ms: number, attempt: AttemptId): RankLaunch {
   const { spec } = replica;
   const { id, address } = room.node;
   const before = replica.placements.find((placement) => placement.node === id)?.launch.door.port ?? FIRST_LEASED_PORT - 1;
   const port = freePort(rooms, address, before) ?? FIRST_LEASED_PORT;
-  const launch: RankLaunch = {
-    attempt: attempt(),
+  return {
+    attempt,
     replica: replica.id,
     model: spec.name,
     rank: 0,
@@ -162,9 +174,6 @@ function lease(replica: Replica, room: Room, rooms: Rooms, start_ms: number, att
     args: spec.args,
     start_deadline_ms: start_ms,
   };
-  takePort(rooms, launch);
-  hold(room, launch, { memory: memoryNeed(spec), resident: false, fetching: true });
-  return { node: id, launch };
 }
 
 function weightsOf(spec: ModelSpec, source: string): NonNullable<RankLaunch["weights"]> {

@@ -4,6 +4,7 @@ import type { NodeId, ReplicaId } from "../protocol/ids.ts";
 import type { RankLaunch } from "../protocol/plan.ts";
 import { adopt } from "./adoption.ts";
 import { enter, release, step } from "./lifecycle.ts";
+import { placeGang } from "./gang.ts";
 import { place, placeAgainOn } from "./placement.ts";
 import { serves } from "./reasons.ts";
 import { measure } from "./room.ts";
@@ -184,7 +185,8 @@ function placeAll(
     // Waiting since this very moment and placed before: its port was taken, the node is as good as it was.
     const again = replica.state === "pending" && replica.since_ms === now_ms ? replica.placements[0]?.node : undefined;
     const same = again === undefined ? null : placeAgainOn(again, replica, rooms, start_ms, () => ids.attempt());
-    const placed = same ? { placements: [same] } : place(replica, rooms, start_ms, () => ids.attempt());
+    const find = replica.spec.nodes > 1 ? placeGang : place;
+    const placed = same ? { placements: [same] } : find(replica, rooms, start_ms, () => ids.attempt());
     if ("placements" in placed) {
       moved.set(replica.id, start(replica, placed.placements, now_ms, events));
       continue;

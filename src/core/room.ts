@@ -3,6 +3,7 @@ import { FIRST_LEASED_PORT, LAST_LEASED_PORT } from "../protocol/ids.ts";
 import type { Gpu } from "../protocol/inventory.ts";
 import { GPU_FOREIGN_USE_SHARE } from "../protocol/limits.ts";
 import type { RankLaunch } from "../protocol/plan.ts";
+import type { Fabrics } from "./fabrics.ts";
 import { memoryNeed, specOfLaunch } from "./spec.ts";
 import { runs } from "./world.ts";
 import type { NodeSeen, Replica, World } from "./world.ts";
@@ -32,11 +33,16 @@ export interface Room {
 export interface Rooms {
   readonly by_node: ReadonlyMap<NodeId, Room>;
   readonly ports: Map<string, Set<number>>;
+  readonly fabrics: Fabrics;
 }
 
 /** Measures what is left for new replicas: what is there, less what planned and running attempts hold. */
 export function measure(world: World, replicas: readonly Replica[], now_ms: number): Rooms {
-  const rooms: Rooms = { by_node: new Map(world.nodes.map((node) => [node.id, emptyRoom(node)])), ports: new Map() };
+  const rooms: Rooms = {
+    by_node: new Map(world.nodes.map((node) => [node.id, emptyRoom(node)])),
+    ports: new Map(),
+    fabrics: world.fabrics,
+  };
   for (const replica of replicas) {
     if (!runs(replica) && replica.state !== "stopping") continue;
     const resident = replica.ready_since_ms !== null && now_ms - replica.ready_since_ms >= world.policy.resident_after_ms;
@@ -105,6 +111,8 @@ export function takePort(rooms: Rooms, launch: RankLaunch): void {
   let taken = rooms.ports.get(address);
   if (!taken) rooms.ports.set(address, (taken = new Set()));
   taken.add(port);
+  const { first, count } = launch.gang?.ports ?? { first: 0, count: 0 };
+  for (let next = first; next < first + count; next++) taken.add(next);
 }
 
 /**
@@ -117,6 +125,23 @@ export function freePort(rooms: Rooms, address: string, after: number): number |
   for (let i = 0; i < span; i++) {
     const port = FIRST_LEASED_PORT + ((after + 1 - FIRST_LEASED_PORT + i) % span);
     if (!taken?.has(port)) return port;
+  }
+  return null;
+}
+
+/**
+ * The first of `count` ports in a row that nothing of ours holds, counted on from `after` and round to the first again.
+ * @returns null when there is no such row
+ */
+export function freePorts(rooms: Rooms, address: string, after: number, count: number): number | null {
+  const taken = rooms.ports.get(address) ?? new Set();
+  const starts = LAST_LEASED_PORT - FIRST_LEASED_PORT + 2 - count;
+  for (let i = 0; i < starts; i++) {
+    const first = FIRST_LEASED_PORT + ((((after + 1 - FIRST_LEASED_PORT + i) % starts) + starts) % starts);
+    let free = 0;
+    while (free < count && !taken.has(first + free)) free++;
+    if (free === count) return first;
+    i += free;
   }
   return null;
 }

@@ -9,6 +9,7 @@ import type { ModelSpec } from "../protocol/catalog.ts";
 import type { AttemptId, ModelName, NodeId, ReplicaId } from "../protocol/ids.ts";
 import type { Inventory } from "../protocol/inventory.ts";
 import * as limits from "../protocol/limits.ts";
+import type { Fabrics } from "./fabrics.ts";
 import type { RankLaunch } from "../protocol/plan.ts";
 
 export type NodeState = (typeof NODE_STATES)[number];
@@ -98,6 +99,8 @@ export interface World {
   /** Requests in flight per attempt by the gateway's own count; null while the gateway does not say. */
   readonly in_flight: ReadonlyMap<AttemptId, number> | null;
   readonly policy: Policy;
+  /** Which nodes share which fabric. */
+  readonly fabrics: Fabrics;
   /** True while nodes are still coming back or joining together: nothing new is placed, so that all of them count. */
   readonly gathering: boolean;
 }

@@ -200,3 +200,8 @@ export const DOCTOR_REACH_MS = 5_000;
 export const GATHER_MS = 5_000;
 /** Nodes that join within this time of each other are counted together before anything is placed. */
 export const GATHER_QUIET_MS = 1_000;
+
+/** Ports in a row each rank of a gang is leased for its engine's own links. */
+export const GANG_PORTS_COUNT = 16;
+/** All ranks of a gang must have found each other within this time. */
+export const RENDEZVOUS_MS = 300_000;

@@ -19,6 +19,19 @@ export const WeightsRef = v.object({
 });
 export type WeightsRef = v.InferOutput<typeof WeightsRef>;
 
+/** What a rank of a gang is told of the others and of the fabric they share. */
+export const GangLaunch = v.object({
+  /** Where rank 0 waits for the others. Never loopback unless every rank is on loopback. */
+  master: v.object({ address: v.string(), port: LeasedPort }),
+  /** Ports in a row on this rank's own node, for its engine's links. On rank 0 the first is the master's. */
+  ports: v.object({ first: LeasedPort, count: Count }),
+  /** Name of the island all ranks are in. */
+  island: v.string(),
+  /** This node's own names of its adapters on that fabric, `mlx5_2:1`; as many as every other rank has. */
+  adapters: v.array(v.string()),
+});
+export type GangLaunch = v.InferOutput<typeof GangLaunch>;
+
 /**
  * One rank to run on one node: all that the agent, the shim and the engine need to know, with no choice left.
  * Immutable; a change of anything is a new attempt.
@@ -40,6 +53,8 @@ export const RankLaunch = v.object({
   embeddings: v.boolean(),
   args: Args,
   start_deadline_ms: Count,
+  /** Only in gangs. */
+  gang: v.optional(GangLaunch),
 });
 export type RankLaunch = v.InferOutput<typeof RankLaunch>;
 

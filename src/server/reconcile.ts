@@ -94,6 +94,7 @@ export class Reconciler {
       replicas: fleet.replicas,
       in_flight: in_flight(),
       policy: DEFAULT_POLICY,
+      fabrics: fleet.fabrics(now_ms),
       gathering: fleet.isGathering(now_ms),
     };
     const decision = plan(world, now_ms, IDS);

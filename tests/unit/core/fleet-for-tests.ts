@@ -1,10 +1,11 @@
+import { islandsOf } from "../../../src/core/fabrics.ts";
 import { nextParts, type PlanParts } from "../../../src/core/plan-parts.ts";
 import { plan } from "../../../src/core/planner.ts";
 import { DEFAULT_POLICY } from "../../../src/core/world.ts";
 import type { Decision, Happening, Ids, NodeSeen, Replica, World } from "../../../src/core/world.ts";
 import type { RankExit, RankStatus } from "../../../src/protocol/agent-api.ts";
 import type { ModelSpec } from "../../../src/protocol/catalog.ts";
-import type { Inventory } from "../../../src/protocol/inventory.ts";
+import type { FabricPort, Inventory } from "../../../src/protocol/inventory.ts";
 import { comparePlanVersions } from "../../../src/protocol/plan.ts";
 import type { NodePlan, RankLaunch } from "../../../src/protocol/plan.ts";
 
@@ -16,9 +17,19 @@ export interface NodeShape {
   readonly gpus?: number;
   readonly memory?: number;
   readonly disk?: number;
+  /** Adapters per fabric: `{ "ib-a": 2 }`. */
+  readonly adapters?: Readonly<Record<string, number>>;
 }
 
-export function inventoryOf({ id, gpus = 0, memory = 64 * GiB, disk = 500 * GiB }: NodeShape): Inventory {
+/** A port whose fabric's one subnet manager is named after the fabric. */
+function portOf(id: string, fabric: string, index: number): FabricPort {
+  return {
+    ...{ device: `mlx5_${fabric}${index}`, port: 1, guid: `0x${id}${fabric}${index}`, fabric, excluded: "", state: "ACTIVE" },
+    ...{ rate_gbps: 400, numa: 0, managers: [`sm-${fabric}`], switches: [], answered_ms: 1, answering: true },
+  };
+}
+
+export function inventoryOf({ id, gpus = 0, memory = 64 * GiB, disk = 500 * GiB, adapters = {} }: NodeShape): Inventory {
   const offer = { version: "1", path: "built in", origin: "built in" as const, offered: true, reason: "" };
   return {
     host: { hostname: id, arch: "x64", os: "", kernel: "", cpu_model: "", cpu_features: [], cores: 8 },
@@ -34,6 +45,7 @@ export function inventoryOf({ id, gpus = 0, memory = 64 * GiB, disk = 500 * GiB 
       compute_capability: { absent: "" },
       pci_bus_id: { absent: "" },
     })),
+    ports: Object.entries(adapters).flatMap(([fabric, count]) => Array.from({ length: count }, (_, index) => portOf(id, fabric, index))),
     engines: [
       { kind: "sim", ...offer },
       { kind: "llamacpp", ...offer },
@@ -101,7 +113,12 @@ export class TestNode {
 
   #refuseSharing(a: RankLaunch, b: RankLaunch): void {
     if (a.gpus.some((gpu) => b.gpus.includes(gpu))) throw new Error(`${a.replica} and ${b.replica} share a GPU of ${this.shape.id}`);
-    if (a.door.port === b.door.port) throw new Error(`${a.replica} and ${b.replica} share port ${a.door.port} of ${this.shape.id}`);
+    const portsOf = ({ door, gang }: RankLaunch) => [
+      door.port,
+      ...Array.from({ length: gang?.ports.count ?? 0 }, (_, n) => (gang?.ports.first ?? 0) + n),
+    ];
+    if (portsOf(a).some((port) => portsOf(b).includes(port)))
+      throw new Error(`${a.replica} and ${b.replica} share port ${a.door.port} of ${this.shape.id}`);
   }
 
   #enter(rank: Rank, phase: Rank["phase"], now_ms: number): void {
@@ -179,7 +196,15 @@ export class TestFleet {
 
   world(): World {
     const nodes = this.nodes.map((node) => node.seen(this.now_ms));
-    return { models: this.models, nodes, replicas: this.replicas, in_flight: this.in_flight, policy: DEFAULT_POLICY, gathering: false };
+    return {
+      models: this.models,
+      nodes,
+      replicas: this.replicas,
+      in_flight: this.in_flight,
+      policy: DEFAULT_POLICY,
+      fabrics: islandsOf(nodes.flatMap(({ id, inventory }) => (inventory.ports ?? []).map((port) => ({ ...port, node: id })))),
+      gathering: false,
+    };
   }
 
   node(id: string): TestNode {

@@ -197,9 +197,3 @@ test("nodes that share an address share its ports", () => {
   fleet.turns(3);
   expect(new Set(fleet.ready().map((replica) => replica.placements[0]?.launch.door.port)).size).toBe(3);
 });
-
-test("a model over several nodes waits, with the reason", () => {
-  const fleet = new TestFleet([{ id: "a" }, { id: "b" }], [modelOf("m", { nodes: 2 })]);
-  fleet.turns(3);
-  expect(fleet.only()).toMatchObject({ state: "pending", reason: "replicas over several nodes are not placed yet" });
-});
