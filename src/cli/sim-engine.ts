@@ -1,6 +1,24 @@
 import { watchOwner } from "../os/process.ts";
 import { runSimEngine } from "../sim/sim-engine.ts";
+import { RENDEZVOUS_MS } from "../protocol/limits.ts";
+import type { GangSettings } from "../sim/rendezvous.ts";
 import { command } from "./frame.ts";
+import { usageError } from "./parse.ts";
+
+interface GangFlags {
+  readonly rank: number;
+  readonly ranks: number;
+  readonly "master-address": string | undefined;
+  readonly "master-port": number | undefined;
+  readonly "rendezvous-ms": number;
+}
+
+function gangOf(flags: GangFlags): GangSettings | null {
+  const { rank, ranks, "master-address": master_address, "master-port": master_port, "rendezvous-ms": rendezvous_ms } = flags;
+  if (ranks === 1) return null;
+  if (master_address !== undefined && master_port !== undefined) return { rank, ranks, master_address, master_port, rendezvous_ms };
+  throw usageError("llmgw sim-engine", "a gang needs a master", "--ranks is more than 1", "add --master-address and --master-port");
+}
 
 export const simEngineCommand = command({
   name: "sim-engine",
@@ -18,6 +36,18 @@ export const simEngineCommand = command({
     "crash-after-tokens": { type: "number", value: "N", default: 0, min: 0, about: "die once this many tokens were made" },
     hang: { type: "boolean", about: "answer no request, with the socket open" },
     "ignore-sigterm": { type: "boolean", about: "go on after SIGTERM" },
+    rank: { type: "number", value: "N", default: 0, min: 0, about: "which rank of a gang this is" },
+    ranks: { type: "number", value: "N", default: 1, min: 1, about: "how many ranks the gang has" },
+    "master-address": { type: "string", value: "IP", about: "where rank 0 of the gang waits" },
+    "master-port": { type: "number", value: "PORT", about: "the port rank 0 waits at" },
+    "rendezvous-ms": { type: "number", value: "MS", default: RENDEZVOUS_MS, min: 1, about: "time in which all ranks must have met" },
+    "lose-rank-after-ms": {
+      type: "number",
+      value: "MS",
+      default: 0,
+      min: 0,
+      about: "a rank other than 0 dies this long after all have met",
+    },
     "owner-pid": { type: "number", value: "PID", about: "end when this process is gone", hidden: true },
   },
   args: [],
@@ -34,6 +64,8 @@ export const simEngineCommand = command({
       crash_after_tokens: flags["crash-after-tokens"],
       hang: flags.hang,
       ignore_sigterm: flags["ignore-sigterm"],
+      gang: gangOf(flags),
+      lose_rank_after_ms: flags["lose-rank-after-ms"],
     });
   },
 });

@@ -29,6 +29,7 @@ import { controlOf } from "./control.ts";
 import { Door } from "./door.ts";
 import { EngineProcess } from "./engine-process.ts";
 import type { EngineEnd } from "./engine-process.ts";
+import { gangEnvironment, takenPort } from "./gang-network.ts";
 import { RankLog } from "./rank-log.ts";
 import { RankState } from "./rank-state.ts";
 
@@ -77,7 +78,10 @@ class Shim {
     this.#rank_log = new RankLog(folder);
     this.#state = new RankState(launch.attempt, Date.now);
     this.#engine = engineOf(launch.engine);
-    const refusal = () => (this.#state.status.phase === "ready" ? null : `the replica is ${this.#state.status.phase}`);
+    const refusal = () => {
+      if (launch.rank > 0) return `this is rank ${launch.rank}, which serves nobody`;
+      return this.#state.status.phase === "ready" ? null : `the replica is ${this.#state.status.phase}`;
+    };
     this.#door = new Door({ attempt: launch.attempt, engine_socket, log: this.#rank_log, refusal });
   }
 
@@ -105,7 +109,7 @@ class Shim {
     if (protocol !== PROTOCOL && protocol !== PROTOCOL - 1) {
       return this.#exit("start", `the agent speaks protocol ${protocol}, this shim ${PROTOCOL} and the one before`, null);
     }
-    const taken = await this.#openDoor();
+    const taken = (await this.#openDoor()) ?? (await this.#testPorts());
     if (taken) return taken;
     await this.#startEngine();
     const engine = this.#process as EngineProcess;
@@ -143,6 +147,13 @@ class Shim {
     }
   }
 
+  /** The leased ports of a gang are tried before its engine needs them: one that is taken wants another lease, not a failure. */
+  async #testPorts(): Promise<RankExit | null> {
+    const { door, gang } = this.#spec.launch;
+    const taken = gang ? await takenPort(door.address, gang.ports) : null;
+    return taken === null ? null : this.#exit("lease", `port ${taken} of ${door.address} is taken`, null);
+  }
+
   async #startEngine(): Promise<void> {
     const { launch, engine_path, engine_socket, folder, weights_path } = this.#spec;
     const user = await this.#engineUser();
@@ -152,15 +163,19 @@ class Shim {
     await makeFolderFor(dirname(engine_socket), user);
     const program: readonly [string, ...string[]] = engine_path === "" ? ownProgram() : [engine_path];
     const command = this.#engine.command({ launch, program, weights_path, socket: engine_socket, folder: work });
-    this.#process = await EngineProcess.start(command, {
-      attempt: launch.attempt,
-      scrub: this.#engine.scrub,
-      env: process.env,
-      user,
-      folder: work,
-      log: this.#rank_log,
-      onLine: (line) => this.#sawLine(line),
-    });
+    const env = { ...command.env, ...gangEnvironment(launch) };
+    this.#process = await EngineProcess.start(
+      { ...command, env },
+      {
+        attempt: launch.attempt,
+        scrub: this.#engine.scrub,
+        env: process.env,
+        user,
+        folder: work,
+        log: this.#rank_log,
+        onLine: (line) => this.#sawLine(line),
+      },
+    );
     this.#state.change({ engine_pid: this.#process.pid, detail: "the engine is loading" });
     this.#log.info("engine started", { engine_pid: this.#process.pid });
   }
@@ -199,9 +214,10 @@ class Shim {
 
   /** Asks the engine's probes in order until all are content, it fails one, or its time is up. */
   async #becomeReady(session: number): Promise<"ready" | { readonly failed: string }> {
-    const { start_deadline_ms } = this.#spec.launch;
+    const { start_deadline_ms, rank } = this.#spec.launch;
     void this.#watchIntake(session);
-    for (const probe of this.#engine.probes) {
+    // The other ranks of a gang serve nothing: that they have joined shows in rank 0.
+    for (const probe of rank === 0 ? this.#engine.probes : []) {
       for (;;) {
         const verdict = probe.judge(...(await this.#ask(probe.path)));
         if (typeof verdict === "object") return verdict;

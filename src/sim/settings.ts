@@ -1,3 +1,5 @@
+import type { GangSettings } from "./rendezvous.ts";
+
 /** How a simulated engine behaves. Each is a flag of `llmgw sim-engine` and so a key of `args` in the catalog. */
 export interface SimSettings {
   readonly socket: string;
@@ -14,4 +16,8 @@ export interface SimSettings {
   /** Answers no request once it is ready, with its socket open. */
   readonly hang: boolean;
   readonly ignore_sigterm: boolean;
+  /** The gang this engine is a rank of; null = it is alone. */
+  readonly gang: GangSettings | null;
+  /** Ends with exit code 1 this long after the gang has met; 0 = never. Only ranks other than 0 do. */
+  readonly lose_rank_after_ms: number;
 }

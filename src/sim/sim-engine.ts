@@ -2,8 +2,10 @@ import { randomBytes } from "node:crypto";
 import { setTimeout as sleep } from "node:timers/promises";
 import * as v from "valibot";
 import { serveUnix } from "../os/unix-http.ts";
+import { messageOf } from "../protocol/errors.ts";
 import { chatJob, ChatRequest, completionJob, CompletionRequest, EmbeddingRequest, lastEvents, tokenEvent, wholeAnswer } from "./openai.ts";
 import type { Job } from "./openai.ts";
+import { meet, type Gang } from "./rendezvous.ts";
 import type { SimSettings } from "./settings.ts";
 import { countTokens, embed } from "./text.ts";
 
@@ -20,7 +22,44 @@ interface Counters {
 
 /** Runs a simulated engine until it is told to stop; resolves with its exit code. */
 export async function runSimEngine(settings: SimSettings): Promise<number> {
+  const say = (line: string) => console.error(line);
+  let gang: Gang | null = null;
+  try {
+    gang = settings.gang && (await meet(settings.gang, say));
+  } catch (error) {
+    say(messageOf(error));
+    return 1;
+  }
+  if (gang && settings.gang && settings.gang.rank > 0) return follow(gang, settings, say);
+  const code = await serve(settings, gang);
+  gang?.close();
+  return code;
+}
+
+/** A rank that serves nothing: it lives as long as rank 0 does. */
+async function follow(gang: Gang, { lose_rank_after_ms, ignore_sigterm }: SimSettings, say: (line: string) => void): Promise<number> {
+  say("all ranks have met");
+  const told = new Promise<number>((resolve) => {
+    process.on("SIGTERM", () => {
+      if (!ignore_sigterm) resolve(0);
+    });
+  });
+  const lost = gang.lost.then((what) => {
+    say(what);
+    return 1;
+  });
+  const dropped = lose_rank_after_ms > 0 ? sleep(lose_rank_after_ms).then(() => 1) : new Promise<number>(() => {});
+  return Promise.race([told, lost, dropped]);
+}
+
+async function serve(settings: SimSettings, gang: Gang | null): Promise<number> {
   const engine = new SimEngine(settings);
+  gang?.lost
+    .then((what) => {
+      console.error(`${what}: the gang is at its end`);
+      engine.stop(1);
+    })
+    .catch(() => {});
   const server = await serveUnix(settings.socket, (request) => engine.answer(request));
   process.on("SIGTERM", () => {
     if (settings.ignore_sigterm) console.error("SIGTERM ignored, as asked");

@@ -6,7 +6,7 @@ import { join } from "node:path";
 import * as v from "valibot";
 import { binary } from "../../release/fresh.ts";
 import { demoCertificates } from "../../src/cli/demo-certificates.ts";
-import { FabricList, NodeList, StatusView } from "../../src/protocol/admin-api.ts";
+import { FabricList, NodeList, ReplicaList, StatusView } from "../../src/protocol/admin-api.ts";
 import { ibTree } from "../fixtures/hardware/ib-tree.ts";
 
 const READY_MS = 30_000;
@@ -18,6 +18,7 @@ const NODES = [
 ];
 
 let root = "";
+let gateway_url = "";
 const children: Bun.Subprocess[] = [];
 const trees: (() => Promise<void>)[] = [];
 
@@ -87,6 +88,7 @@ beforeAll(async () => {
   await writeFile(config, [listen, `state: ${join(root, "state")}`, `run: ${join(root, "run")}`, ""].join("\n"));
   await writeFile(join(root, "server", "catalog.yaml"), "models: []\n");
   const server = `https://127.0.0.1:${control}`;
+  gateway_url = `http://127.0.0.1:${gateway}`;
   start("server", ["server", "--config", config]);
   const admin = ["--ca", join(root, "ctl/ca.crt"), "--cert", join(root, "ctl/admin.crt"), "--key", join(root, "ctl/admin.key")];
   await ctl("context", "add", "test", "--server", server, ...admin);
@@ -118,4 +120,50 @@ test(
     expect(out).toMatch(/doctor +\d+ passed/);
   },
   READY_MS * 2,
+);
+
+test(
+  "a gang runs on two nodes of one fabric with that fabric's adapters, and a lost rank brings all of it back elsewhere",
+  async () => {
+    const catalog = [
+      "models:",
+      "  - { name: pair, engine: sim, nodes: 2, args: { load-ms: 50 } }",
+      "  - { name: trio, engine: sim, nodes: 3 }",
+    ];
+    await writeFile(join(root, "server", "catalog.yaml"), `${catalog.join("\n")}\n`);
+    await ctl("reload");
+    const replica = async (model: string) => (await ask(ReplicaList, "replicas")).items.find((each) => each.model === model);
+    const ready = async () => {
+      const pair = await replica("pair");
+      return pair?.state === "ready" && pair.ranks.every(({ engine_pid }) => engine_pid !== null);
+    };
+    await until(ready);
+    const first = await replica("pair");
+    expect(first?.ranks.map(({ node }) => node).toSorted()).toEqual(["n1", "n2"]);
+    for (const { engine_pid, node } of first?.ranks ?? []) {
+      const environment = (await Bun.file(`/proc/${engine_pid}/environ`).text()).split("\0");
+      expect(environment).toContain("NCCL_IB_HCA==mlx5_2:1,mlx5_3:1");
+      expect(environment).toContain(`VLLM_HOST_IP=${NODES.find(({ id }) => id === node)?.address}`);
+      expect(environment).toContain("NCCL_SOCKET_IFNAME==lo");
+    }
+    const key = (await ctl("key", "create", "gang")).out.trim();
+    const ask_pair = () => {
+      const headers = { authorization: `Bearer ${key}`, "content-type": "application/json" };
+      const body = JSON.stringify({ model: "pair", messages: [{ role: "user", content: "hello" }], max_tokens: 3 });
+      return fetch(`${gateway_url}/v1/chat/completions`, { method: "POST", headers, body });
+    };
+    await until(async () => (await ask_pair()).status === 200);
+    const worker = first?.ranks.find(({ rank }) => rank === 1)?.engine_pid ?? 0;
+    process.kill(worker, "SIGKILL");
+    await until(async () => (await ready()) && (await replica("pair"))?.ranks[0]?.attempt !== first?.ranks[0]?.attempt);
+    const second = await replica("pair");
+    const attempts = second?.ranks.map(({ attempt }) => attempt) ?? [];
+    expect(first?.ranks.some(({ attempt }) => attempts.includes(attempt))).toBe(false);
+    expect((await ask_pair()).status).toBe(200);
+    const trio = await replica("trio");
+    expect(trio?.state).toBe("pending");
+    expect(trio?.reason).toMatch(/no fabric has 3 nodes with room: ib#1 has 2 of 2, ib#2 has 1 of 1/);
+    expect(trio?.refusals.map(({ node, filter }) => `${node} ${filter}`)).toEqual(["n1 island", "n2 island", "n3 island"]);
+  },
+  READY_MS * 3,
 );

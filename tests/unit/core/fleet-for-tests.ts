@@ -24,8 +24,18 @@ export interface NodeShape {
 /** A port whose fabric's one subnet manager is named after the fabric. */
 function portOf(id: string, fabric: string, index: number): FabricPort {
   return {
-    ...{ device: `mlx5_${fabric}${index}`, port: 1, guid: `0x${id}${fabric}${index}`, fabric, excluded: "", state: "ACTIVE" },
-    ...{ rate_gbps: 400, numa: 0, managers: [`sm-${fabric}`], switches: [], answered_ms: 1, answering: true },
+    device: `mlx5_${fabric}${index}`,
+    port: 1,
+    guid: `0x${id}${fabric}${index}`,
+    fabric,
+    excluded: "",
+    state: "ACTIVE",
+    rate_gbps: 400,
+    numa: 0,
+    managers: [`sm-${fabric}`],
+    switches: [],
+    answered_ms: 1,
+    answering: true,
   };
 }
 

@@ -6,15 +6,13 @@ import type { RankLaunch } from "../../../src/protocol/plan.ts";
 import { inventoryOf, modelOf, TestFleet, type NodeShape } from "./fleet-for-tests.ts";
 
 const on = (fabric: string, ids: string, more: Partial<NodeShape> = {}): NodeShape[] =>
-  ids
-    .split("")
-    .map((id, index) => ({
-      id,
-      address: `10.0.${fabric.length}.${id.charCodeAt(0) + index}`,
-      gpus: 8,
-      adapters: { [fabric]: 2 },
-      ...more,
-    }));
+  ids.split("").map((id, index) => ({
+    id,
+    address: `10.0.${fabric.length}.${id.charCodeAt(0) + index}`,
+    gpus: 8,
+    adapters: { [fabric]: 2 },
+    ...more,
+  }));
 const gang = (nodes: number, replicas = 1) => modelOf("m", { nodes, replicas, gpus: 8 });
 const launches = (fleet: TestFleet): RankLaunch[] => fleet.replicas.flatMap(({ placements }) => placements.map(({ launch }) => launch));
 const refusals = (fleet: TestFleet) => [...(fleet.decision?.refusals.values() ?? [])].flat();
@@ -107,7 +105,9 @@ test("whatever the fleet: ranks of a gang are on distinct nodes of one fabric, w
   fc.assert(
     fc.property(fc.array(shape, { maxLength: 8 }), wanted, fc.array(fc.nat(30), { maxLength: 10 }), (shapes, models, deaths) => {
       const nodes = shapes.map(({ fabrics, gpus, count }, index) => ({
-        ...{ id: `n${index}`, address: `10.1.0.${index + 1}`, gpus },
+        id: `n${index}`,
+        address: `10.1.0.${index + 1}`,
+        gpus,
         adapters: Object.fromEntries(fabrics.map((fabric) => [fabric, count])),
       }));
       const fleet = new TestFleet(
