@@ -1,6 +1,7 @@
 import { runDoctor } from "../doctor/doctor.ts";
 import { parseFabric } from "../hardware/fabric-declaration.ts";
 import { FabricWatch } from "../hardware/fabric-watch.ts";
+import { gpuNumaNodes } from "../hardware/gpus.ts";
 import { REAL_IB_ROOT } from "../hardware/infiniband.ts";
 import { installDiags } from "../hardware/install-diags.ts";
 import type { Log } from "../os/log.ts";
@@ -8,8 +9,8 @@ import type { AgentConfig } from "../protocol/config.ts";
 import type { Inventory } from "../protocol/inventory.ts";
 
 /** Gives this node's ports to its fabrics. @throws OperatorError E_CONFIG: an adapter under two fabrics, or one that cannot be */
-export function openFabrics({ fabrics = [], ib_root }: AgentConfig): Promise<FabricWatch> {
-  return FabricWatch.open({ fabrics: fabrics.map(parseFabric), ...(ib_root !== undefined && { ib_root }) });
+export async function openFabrics({ fabrics = [], ib_root }: AgentConfig): Promise<FabricWatch> {
+  return FabricWatch.open({ fabrics: fabrics.map(parseFabric), gpu_numa: await gpuNumaNodes(), ...(ib_root !== undefined && { ib_root }) });
 }
 
 /** What doctor finds on this machine now. Where fabrics are declared, the tools that tell them apart are installed first. */

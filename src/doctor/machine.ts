@@ -2,7 +2,7 @@ import { access, readdir, readFile, stat, statfs } from "node:fs/promises";
 import { join } from "node:path";
 import { assignFabrics } from "../hardware/fabric-declaration.ts";
 import type { FabricDeclaration } from "../hardware/fabric-declaration.ts";
-import { askTier, findNvidiaSmi, nvidiaOnPci, readGpus } from "../hardware/gpus.ts";
+import { askTier, findNvidiaSmi, gpuNumaNodes, nvidiaOnPci, readGpus } from "../hardware/gpus.ts";
 import type { Graphics } from "../hardware/gpus.ts";
 import { parseMeminfo } from "../hardware/cpu.ts";
 import { portName, readIbPorts } from "../hardware/infiniband.ts";
@@ -130,7 +130,7 @@ export class Machine {
     return this.#keep("assigned", async () => {
       const ports = await this.ports();
       try {
-        const of = assignFabrics(this.options.fabrics, ports);
+        const of = assignFabrics(this.options.fabrics, ports, await gpuNumaNodes());
         return { of, ports: ports.filter((port) => of.has(portName(port))) };
       } catch (error) {
         const { why = "", remedy = "" } = error as { why?: string; remedy?: string };

@@ -12,6 +12,8 @@ import type { RunTool } from "./tool.ts";
 export interface FabricWatchOptions {
   readonly ib_root?: string;
   readonly fabrics: readonly FabricDeclaration[];
+  /** NUMA nodes with GPUs: adapters near them are chosen first. */
+  readonly gpu_numa?: readonly number[];
   readonly run?: RunTool;
   readonly now?: () => number;
 }
@@ -78,7 +80,7 @@ export class FabricWatch {
   #assign(): void {
     const usable = this.#ports.filter((port) => port.excluded === "").map((port) => `${portName(port)} ${port.guid}`);
     if (this.#usable === usable.join()) return;
-    this.#of = assignFabrics(this.#options.fabrics, this.#ports);
+    this.#of = assignFabrics(this.#options.fabrics, this.#ports, this.#options.gpu_numa);
     this.#usable = usable.join();
   }
 

@@ -100,6 +100,13 @@ export async function nvidiaOnPci(root = "/"): Promise<string[]> {
   return pciFunctions(root, (vendor, kind) => vendor === "0x10de" && /^0x030[02]/.test(kind));
 }
 
+/** The NUMA nodes NVIDIA's GPUs hang on, each once; empty where the machine does not tell (-1 in sysfs). */
+export async function gpuNumaNodes(root = "/"): Promise<number[]> {
+  const files = (await nvidiaOnPci(root)).map((device) => join(root, "sys/bus/pci/devices", device, "numa_node"));
+  const nodes = await Promise.all(files.map((file) => readFile(file, "utf8").then(Number, () => -1)));
+  return [...new Set(nodes.filter((node) => Number.isInteger(node) && node >= 0))].sort((a, b) => a - b);
+}
+
 /** Addresses of the PCI functions of which a vendor and a class tell that they are meant. */
 export async function pciFunctions(root: string, wanted: (vendor: string, kind: string) => boolean): Promise<string[]> {
   const folder = join(root, "sys/bus/pci/devices");
