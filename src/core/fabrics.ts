@@ -275,3 +275,8 @@ export function fabricFault({ doctor }: Pick<Inventory, "doctor">): string | nul
   const failed = doctor?.checks.find(({ id, verdict }) => verdict === "fail" && (id === "ib.declared" || id.startsWith("ib.fabric")));
   return failed ? `${failed.title}: ${failed.found}` : null;
 }
+
+/** Whether a node's examination found the service broken that shares memory over NVLink between machines. */
+export function hasImexFault({ doctor }: Pick<Inventory, "doctor">): boolean {
+  return doctor?.checks.some(({ id, verdict }) => verdict === "fail" && id.startsWith("imex.")) ?? false;
+}

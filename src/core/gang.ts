@@ -3,7 +3,7 @@ import type { ModelSpec } from "../protocol/catalog.ts";
 import { FIRST_LEASED_PORT, type AttemptId } from "../protocol/ids.ts";
 import { GANG_PORTS_COUNT } from "../protocol/limits.ts";
 import type { GangLaunch, RankLaunch } from "../protocol/plan.ts";
-import { fabricFault, type Island } from "./fabrics.ts";
+import { fabricFault, hasImexFault, type Island } from "./fabrics.ts";
 import { isBetterRoom, launchOn, refusalOf, type Placed } from "./placement.ts";
 import { freePorts, hold, takePort, type Room, type Rooms } from "./room.ts";
 import { memoryNeed } from "./spec.ts";
@@ -76,6 +76,7 @@ function lease(
 ): Placement[] {
   const adapters = chosen.map((room) => adaptersOf(room.node.inventory, island));
   const count = Math.min(...adapters.map((names) => names.length));
+  const imex_failed = chosen.some(({ node }) => hasImexFault(node.inventory));
   let master: GangLaunch["master"] | null = null;
   return chosen.map((room, rank) => {
     const { id, address } = room.node;
@@ -84,7 +85,7 @@ function lease(
     const first = freePorts(rooms, address, after, GANG_PORTS_COUNT) ?? FIRST_LEASED_PORT;
     master ??= { address, port: first };
     const ports = { first, count: GANG_PORTS_COUNT };
-    const gang: GangLaunch = { master, ports, island: island.name, adapters: (adapters[rank] ?? []).slice(0, count) };
+    const gang: GangLaunch = { master, ports, island: island.name, adapters: (adapters[rank] ?? []).slice(0, count), imex_failed };
     // The row of ports is taken first, so that the door is none of them.
     const door = launchOn(replica, room, withRow(rooms, address, ports), start_ms, attempt());
     const launch: RankLaunch = { ...door, rank, ranks: chosen.length, gang };

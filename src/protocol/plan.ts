@@ -29,6 +29,8 @@ export const GangLaunch = v.object({
   island: v.string(),
   /** This node's own names of its adapters on that fabric, `mlx5_2:1`; as many as every other rank has. */
   adapters: v.array(v.string()),
+  /** NVLink between machines is not to be used, because some rank's node found IMEX broken. */
+  imex_failed: v.boolean(),
 });
 export type GangLaunch = v.InferOutput<typeof GangLaunch>;
 

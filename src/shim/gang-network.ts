@@ -15,7 +15,7 @@ export function gangEnvironment({ door, gang }: RankLaunch): Record<string, stri
   if (!gang) return {};
   const network = interfaceOf(door.address);
   if (network === null) throw new Error(`no network interface of this machine has the address ${door.address}`);
-  return launchEnvironment({ ports: gang.adapters, interface: network, address: door.address, imex_failed: false });
+  return launchEnvironment({ ports: gang.adapters, interface: network, address: door.address, imex_failed: gang.imex_failed });
 }
 
 /** The first of a gang's leased ports that somebody else has, or null when all are free. */

@@ -78,6 +78,14 @@ describe("a gang", () => {
     expect(refusals(fleet).find(({ node }) => node === "b")?.available).toContain("no subnet manager");
   });
 
+  test("keeps off NVLink between machines when one of its nodes found IMEX broken", () => {
+    const fleet = new TestFleet(on("ib-a", "ab"), [gang(2)]);
+    const check = { id: "imex.unit", title: "IMEX", verdict: "fail" as const, found: "DOWN", source: "", remedy: "" };
+    Object.assign(fleet.node("b").inventory, { doctor: { at_ms: 1, checks: [check] } });
+    fleet.turns(2);
+    expect(launches(fleet).map(({ gang }) => gang?.imex_failed)).toEqual([true, true]);
+  });
+
   test("has no rank on loopback unless all are", () => {
     const mixed = [...on("ib-a", "a", { address: "127.0.0.2" }), ...on("ib-a", "b")];
     const fleet = new TestFleet(mixed, [gang(2)]);
