@@ -118,11 +118,11 @@ export async function makeRequest(name: string, role: Role, key: string): Promis
   return `${request.toString("pem")}\n`;
 }
 
-/**
- * The common name a request asks for, once its signature is checked.
- * @returns null with a reason when it is not a request signed with a P-256 key of its own
- */
-export async function readRequest(csr: string): Promise<{ readonly name: string } | { readonly unreadable: string }> {
+/** What a request says once its signature is checked: the common name, and the public key (SPKI, DER). */
+export type CertificateRequest = { readonly name: string; readonly public_key: Buffer };
+
+/** Reads a request; says why when it is not one signed with a P-256 key of its own. */
+export async function readRequest(csr: string): Promise<CertificateRequest | { readonly unreadable: string }> {
   try {
     const request = new x509.Pkcs10CertificateRequest(csr);
     const names = request.subjectName.getField("CN");
@@ -130,7 +130,8 @@ export async function readRequest(csr: string): Promise<{ readonly name: string 
     if (name === undefined || names.length !== 1) return { unreadable: "it has no single common name" };
     const key = await request.publicKey.export();
     if ((key.algorithm as { namedCurve?: string }).namedCurve !== "P-256") return { unreadable: "its key is not ECDSA P-256" };
-    return (await request.verify()) ? { name } : { unreadable: "its signature is not that of its key" };
+    const public_key = Buffer.from(request.publicKey.rawData);
+    return (await request.verify()) ? { name, public_key } : { unreadable: "its signature is not that of its key" };
   } catch {
     return { unreadable: "not a certificate request in PEM form" };
   }

@@ -192,6 +192,26 @@ export async function issueInto(options: IssueOptions, circumstances: Circumstan
   return { ...paths, serial: certificate.serial, expires_ms: certificate.expires_ms };
 }
 
+/**
+ * Issues a certificate with its key for a moment's use: noted in the authority's record, written nowhere.
+ * @throws OperatorError E_NOT_FOUND, E_NOT_ALLOWED, E_FILE
+ */
+export async function issueForMoment(
+  folder: string,
+  subject: Subject,
+  circumstances: Circumstances,
+): Promise<KeyedCertificate & { ca: string }> {
+  const authority = await openAuthority(folder);
+  const made = await issueWithKey(authority, subject, circumstances);
+  const certificate = readCertificate(made.cert);
+  if ("unreadable" in certificate)
+    throw new OperatorError("E_INTERNAL", "the issued certificate is not right", certificate.unreadable, "report it");
+  const { serial, expires_ms } = certificate;
+  const { role, name } = subject;
+  await note(folder, { serial, role, name, issued_ms: circumstances.now_ms, expires_ms, addresses: [] });
+  return { ...made, ca: authority.cert };
+}
+
 async function checkRequest(csr: string, name: string): Promise<void> {
   const request = await readRequest(csr);
   const refuse = (why: string) =>

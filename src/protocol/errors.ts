@@ -18,6 +18,8 @@ export const ERRORS = {
   E_IDENTITY: { exit: 3, status: 403, about: "the certificate is not that of the node it claims to be" },
   E_REVOKED: { exit: 3, status: 403, about: "the certificate was revoked or superseded" },
   E_DUPLICATE_NODE: { exit: 3, status: 409, about: "another machine is connected with the same certificate" },
+  E_SSH: { exit: 3, status: 502, about: "a machine refuses us over ssh, or shows another host key than the known one" },
+  E_NODE: { exit: 1, status: 500, about: "a machine cannot be a node as it is" },
   E_STALE_SESSION: { exit: 1, status: 409, about: "the message belongs to an older session" },
   E_PROTOCOL: { exit: 1, status: 426, about: "the two sides speak different protocol numbers" },
   E_TIMEOUT: { exit: 4, status: 504, about: "it did not happen within its deadline" },

@@ -205,3 +205,38 @@ export const GATHER_QUIET_MS = 1_000;
 export const GANG_PORTS_COUNT = 16;
 /** All ranks of a gang must have found each other within this time. */
 export const RENDEZVOUS_MS = 300_000;
+
+/** An ssh connection to a new node must be logged in within this time, in one try. */
+export const SSH_READY_MS = 20_000;
+/** Wait between two tries while a machine does not speak ssh yet. */
+export const SSH_RETRY_MS = 1_500;
+/** Wait between two tries after a refused login; quicker ones make sshd block the address. */
+export const SSH_LOGIN_RETRY_MS = 5_000;
+/** A machine that was seen booting may refuse our key for this long: its keys arrive after its ssh. */
+export const SSH_LOGIN_BOOTING_MS = 60_000;
+/** A machine that spoke ssh at once may refuse our key for this long before that is final. */
+export const SSH_LOGIN_FINAL_MS = 8_000;
+/** A silent ssh connection is asked for a sign of life after this long; the third without one ends it. */
+export const SSH_KEEPALIVE_MS = 5_000;
+/** A command on a new node must end within this time. */
+export const SSH_COMMAND_MS = 60_000;
+/** An upload of which nothing more is taken for this long has stalled. */
+export const SSH_STALL_MS = 30_000;
+/** Output of a command on a new node that is kept; the rest is dropped. */
+export const SSH_OUTPUT_BYTES = 4 * 1024 * 1024;
+/** An onboarding starts over this often after its connection was lost; what was done stays done. */
+export const ONBOARD_RECONNECTS_COUNT = 3;
+/** A node's clock may differ this much from the authority's machine. */
+export const ONBOARD_CLOCK_MS = 300_000;
+/** From this difference of clocks on, onboarding says so. */
+export const ONBOARD_CLOCK_WARN_MS = 5_000;
+/** Free space a node needs where its binary goes, besides the binary itself. */
+export const ONBOARD_SPACE_BYTES = 64 * 1024 * 1024;
+/** Free space a node needs in its state directory. */
+export const ONBOARD_STATE_SPACE_BYTES = 1024 * 1024 * 1024;
+/** A started agent must be listed by the server within this time. */
+export const ONBOARD_JOIN_MS = 60_000;
+/** How often the server is asked for a node that should join. */
+export const ONBOARD_JOIN_POLL_MS = 300;
+/** How long the viewer certificate is valid with which onboarding asks the server. */
+export const ONBOARD_VIEWER_MS = 600_000;
