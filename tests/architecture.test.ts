@@ -17,6 +17,9 @@ const RANKS: readonly (readonly string[])[] = [
 const rankOf = (folder: string) => RANKS.findIndex((folders) => folders.includes(folder));
 const folderOf = (path: string) => path.split("/")[1] ?? "";
 
+/** The one thing outside src/ that is part of the binary, as text. */
+const EMBEDDED = "release/systemd/llmgw-agent.service";
+
 const files = sources("src/**/*.{ts,tsx}");
 const relative = (file: Source) =>
   importsOf(file)
@@ -46,6 +49,7 @@ test("every folder of src has a rank", () => {
 test("a file imports its own folder and lower ranks only", () => {
   const wrong = files.flatMap((file) =>
     relative(file)
+      .filter((target) => target !== EMBEDDED)
       .filter((target) => {
         const [from, to] = [folderOf(file.path), folderOf(target)];
         return !target.startsWith("src/") || (from !== to && rankOf(to) >= rankOf(from));

@@ -95,7 +95,8 @@ test("nothing is put off, and nothing points outside the project", () => {
   expect(
     places(
       all.filter((file) => !self(file)),
-      (line) => words.some((word) => line.includes(word)),
+      // A digest may spell anything.
+      (line) => !line.includes('"integrity": "') && words.some((word) => line.includes(word)),
     ),
   ).toEqual([]);
 });

@@ -2,9 +2,17 @@ import * as v from "valibot";
 import { OperatorError, parseAs } from "../protocol/errors.ts";
 import { ENGINE_USER, NODE_PATHS } from "./node-paths.ts";
 
+/** Which tool goes with which folder: Debian and Alpine, Fedora, SUSE, Arch. */
+const TRUST_STORES: readonly (readonly [string, string])[] = [
+  ["update-ca-trust", "/etc/pki/ca-trust/source/anchors"],
+  ["update-ca-certificates", "/etc/pki/trust/anchors"],
+  ["update-ca-trust", "/etc/ca-certificates/trust-source/anchors"],
+  ["update-ca-certificates", "/usr/local/share/ca-certificates"],
+];
+
 /**
- * Looks at a machine and changes nothing; its argument is the node id. Prints `name value` lines between two marks; POSIX sh and what every distro
- * has. The text of a file is one line of base64.
+ * Looks at a machine and changes nothing; its argument is the node id. Prints `name value` lines between
+ * two marks, by POSIX sh and what every distro has. The text of a file is one line of base64.
  */
 export const FACTS_SCRIPT = `
 say() { printf '%s %s\\n' "$1" "$2"; }
@@ -25,7 +33,7 @@ room bin ${NODE_PATHS.binary.replace(/\/[^/]*$/, "")}
 room etc /etc/llmgw
 room state ${NODE_PATHS.state}
 for tool in update-ca-certificates update-ca-trust; do command -v $tool >/dev/null 2>&1 && say trust_tool $tool; done
-for at in /usr/local/share/ca-certificates /etc/pki/ca-trust/source/anchors /etc/pki/trust/anchors /etc/ca-certificates/trust-source/anchors; do
+for at in ${TRUST_STORES.map(([, folder]) => folder).join(" ")}; do
   if [ -d "$at" ]; then say trust_folder "$at"; fi
   sum "trusted:$at" "$at/llmgw-ca.crt"
 done
@@ -117,14 +125,6 @@ export interface NodeFacts {
   readonly active: string;
   readonly enabled: string;
 }
-
-/** Which tool goes with which folder: Debian and Alpine, Fedora, SUSE, Arch. */
-const TRUST_STORES: readonly (readonly [string, string])[] = [
-  ["update-ca-trust", "/etc/pki/ca-trust/source/anchors"],
-  ["update-ca-certificates", "/etc/pki/trust/anchors"],
-  ["update-ca-trust", "/etc/ca-certificates/trust-source/anchors"],
-  ["update-ca-certificates", "/usr/local/share/ca-certificates"],
-];
 
 /**
  * Reads what {@link FACTS_SCRIPT} printed.

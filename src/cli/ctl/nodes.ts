@@ -17,7 +17,8 @@ export function gpus(list: readonly Gpu[]): string {
   return [...counts].map(([name, count]) => `${count}x ${name}`).join(", ");
 }
 
-function columns(now_ms: number): Column<NodeView>[] {
+/** The columns of a list of nodes. */
+export function nodeColumns(now_ms: number): Column<NodeView>[] {
   return [
     { title: "NODE", cell: (node) => node.id },
     { title: "STATE", cell: (node) => node.state },
@@ -48,7 +49,7 @@ export const nodesCommand = command({
   run: async ({ flags, io }) => {
     const document = await (await reach(flags, io)).get("/admin/v1/nodes", NodeList);
     printList(io, flags.output, document.items, {
-      columns: columns(Date.now()),
+      columns: nodeColumns(Date.now()),
       name: (node) => node.id,
       document,
       empty: "no node has joined yet",
