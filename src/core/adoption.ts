@@ -109,5 +109,6 @@ function taken(id: ReplicaId, ranks: readonly Found[], model: ModelSpec, now_ms:
     next_try_ms: null,
     avoid: null,
     last_lines: [],
+    replace: null,
   };
 }

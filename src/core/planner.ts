@@ -3,8 +3,10 @@ import type { ModelSpec } from "../protocol/catalog.ts";
 import type { NodeId, ReplicaId } from "../protocol/ids.ts";
 import type { RankLaunch } from "../protocol/plan.ts";
 import { adopt } from "./adoption.ts";
+import { displacedBy, type Displaced } from "./drain.ts";
 import { enter, release, step } from "./lifecycle.ts";
 import { placeGang } from "./gang.ts";
+import { strandedBy } from "./loss.ts";
 import { place, placeAgainOn } from "./placement.ts";
 import { serves } from "./reasons.ts";
 import { measure } from "./room.ts";
@@ -68,10 +70,11 @@ function fit(
   for (const [model, group] of staying) {
     if (!models.has(model)) for (const replica of group) released.set(replica.id, "the model is no longer in the catalog");
   }
+  const view: View = { nodes, stranded: strandedBy(world, nodes), displaced: displacedBy(nodes, now_ms) };
   for (const spec of world.models) {
-    const change = fitModel(spec, staying.get(spec.name) ?? [], nodes);
+    const change = fitModel(spec, staying.get(spec.name) ?? [], view);
     for (const [id, reason] of change.release) released.set(id, reason);
-    for (let i = 0; i < change.create; i++) made.push(newReplica(spec, taken, now_ms, ids));
+    for (let i = 0; i < change.create; i++) made.push({ ...newReplica(spec, taken, now_ms, ids), avoid: change.avoid });
   }
   for (const replica of made) {
     events.push({
@@ -90,19 +93,33 @@ function fit(
   return [...kept, ...made];
 }
 
+/** What is asked of each replica while a model's number and form are decided. */
+interface View {
+  readonly nodes: ReadonlyMap<NodeId, NodeSeen>;
+  readonly stranded: (replica: Replica) => boolean;
+  readonly displaced: (replica: Replica) => Displaced | null;
+}
+
+interface Change {
+  readonly create: number;
+  readonly release: [ReplicaId, string][];
+  /** Where the new ones should rather not go. */
+  readonly avoid: NodeId | null;
+}
+
 /**
- * How one model's replicas change. An outdated one (the catalog changed) stays until a new one is ready in its
- * place; the new ones are made with at most one replica more than wanted, so models roll replica by replica.
+ * How one model's replicas change. One that is outdated (the catalog changed) or displaced (its node drains) stays until
+ * a new one is ready in its place; the new ones are made with at most one replica more than wanted, so models roll
+ * replica by replica. One that is lost with its node counts for nothing: it is replaced, and let go once it has been;
+ * when its node is back before that, it counts again and the newest goes.
  */
-function fitModel(
-  spec: ModelSpec,
-  group: readonly Replica[],
-  nodes: ReadonlyMap<NodeId, NodeSeen>,
-): { create: number; release: [ReplicaId, string][] } {
+function fitModel(spec: ModelSpec, group: readonly Replica[], { nodes, stranded, displaced }: View): Change {
   const key = specKey(spec);
   const isServing = (replica: Replica) => serves(replica, nodes);
-  const fresh = group.filter((replica) => specKey(replica.spec) === key);
-  const old = group.filter((replica) => specKey(replica.spec) !== key);
+  const present = group.filter((replica) => !stranded(replica));
+  const leaving = (replica: Replica) => specKey(replica.spec) !== key || displaced(replica) !== null;
+  const fresh = present.filter((replica) => !leaving(replica));
+  const old = present.filter(leaving);
   const release: [ReplicaId, string][] = [];
   const excess = worstFirst(fresh, isServing).slice(0, Math.max(0, fresh.length - spec.replicas));
   for (const replica of excess) release.push([replica.id, `the catalog wants ${spec.replicas} of ${spec.name}`]);
@@ -111,11 +128,18 @@ function fitModel(
   const kept_old = worstFirst(old, isServing)
     .reverse()
     .slice(0, keep)
-    .filter((replica) => replica.state === "ready");
-  for (const replica of old) if (!kept_old.includes(replica)) release.push([replica.id, `the catalog entry of ${spec.name} changed`]);
+    .filter((replica) => replica.state === "ready" && displaced(replica)?.at_once !== true);
+  for (const replica of old) {
+    if (!kept_old.includes(replica)) release.push([replica.id, displaced(replica)?.reason ?? `the catalog entry of ${spec.name} changed`]);
+  }
+  for (const replica of group) {
+    if (!stranded(replica) || (replica.state === "ready" && ready < spec.replicas)) continue;
+    release.push([replica.id, "its node is lost, and it has been replaced"]);
+  }
   const surge = kept_old.length > 0 ? 1 : 0;
   const create = Math.min(spec.replicas - fresh.length, spec.replicas + surge - fresh.length - kept_old.length);
-  return { create: Math.max(0, create), release };
+  const moved = kept_old.find((replica) => replica.replace === "move");
+  return { create: Math.max(0, create), release, avoid: moved?.placements[0]?.node ?? null };
 }
 
 const PROGRESS: Readonly<Record<Replica["state"], number>> = {
@@ -160,6 +184,7 @@ function newReplica(spec: ModelSpec, taken: Set<ReplicaId>, now_ms: number, ids:
     next_try_ms: null,
     avoid: null,
     last_lines: [],
+    replace: null,
   };
 }
 
@@ -179,7 +204,8 @@ function placeAll(
   if (due.length === 0) return { replicas, refusals };
   const rooms = measure(world, replicas, now_ms);
   const moved = new Map<ReplicaId, Replica>();
-  const serving = new Set(replicas.filter((replica) => isOutdated(replica, world)).map((replica) => replica.model));
+  const displaced = displacedBy(new Map(world.nodes.map((node) => [node.id, node])), now_ms);
+  const serving = new Set(replicas.filter((replica) => isToBeReplaced(replica, world, displaced)).map((replica) => replica.model));
   for (const replica of due) {
     const { start_ms } = world.policy;
     // Waiting since this very moment and placed before: its port was taken, the node is as good as it was.
@@ -192,18 +218,18 @@ function placeAll(
       continue;
     }
     refusals.set(replica.id, placed.refusals);
-    const reason = serving.has(replica.model) ? `${placed.reason}; the replica of the earlier catalog entry keeps serving` : placed.reason;
+    const reason = serving.has(replica.model) ? `${placed.reason}; the one it is to replace keeps serving` : placed.reason;
     const waits = wait(replica, reason, now_ms, events);
     if (waits !== replica) moved.set(replica.id, waits);
   }
   return { replicas: replicas.map((replica) => moved.get(replica.id) ?? replica), refusals };
 }
 
-/** Serves by an entry that the catalog no longer has like that. */
-function isOutdated(replica: Replica, world: World): boolean {
+/** Serves until another is ready in its place: its entry changed, or its node drains. */
+function isToBeReplaced(replica: Replica, world: World, displaced: View["displaced"]): boolean {
   if (replica.state !== "ready") return false;
   const spec = world.models.find((model) => model.name === replica.model);
-  return spec !== undefined && specKey(spec) !== specKey(replica.spec);
+  return spec !== undefined && (specKey(spec) !== specKey(replica.spec) || displaced(replica) !== null);
 }
 
 const size = (spec: ModelSpec): number => spec.gpus * spec.nodes;

@@ -28,6 +28,16 @@ export interface NodeSeen {
   readonly heard_ms: number;
   /** Why nothing new may be placed here; null when it may. */
   readonly cordon: string | null;
+  /** Everything here is to move elsewhere; null when it may stay. A node that drains is cordoned too. */
+  readonly drain: Drain | null;
+}
+
+/** An operator's wish that a node be emptied. */
+export interface Drain {
+  /** Replicas stop before their replacements are ready. */
+  readonly stop_first: boolean;
+  /** From then on they stop whether replaced or not; null = never. */
+  readonly deadline_ms: number | null;
 }
 
 /** One rank in its place: the node, and all that the node is told. The launch never changes. */
@@ -60,6 +70,8 @@ export interface Replica {
   readonly avoid: NodeId | null;
   /** The last lines of the engine that failed first. */
   readonly last_lines: readonly string[];
+  /** An operator asked for another in its place: anywhere (`restart`) or on another node (`move`). */
+  readonly replace: "restart" | "move" | null;
 }
 
 /** Times and waits the decisions use, in ms. */
@@ -75,6 +87,9 @@ export interface Policy {
   readonly backoff_first_ms: number;
   readonly backoff_max_ms: number;
   readonly backoff_forget_ms: number;
+  readonly freeze_nodes: number;
+  readonly freeze_share: number;
+  readonly freeze_window_ms: number;
 }
 
 export const DEFAULT_POLICY: Policy = {
@@ -89,6 +104,9 @@ export const DEFAULT_POLICY: Policy = {
   backoff_first_ms: limits.BACKOFF_FIRST_MS,
   backoff_max_ms: limits.BACKOFF_MAX_MS,
   backoff_forget_ms: limits.BACKOFF_FORGET_MS,
+  freeze_nodes: limits.FREEZE_NODES_COUNT,
+  freeze_share: limits.FREEZE_SHARE,
+  freeze_window_ms: limits.FREEZE_WINDOW_MS,
 };
 
 /** All that a decision is made from. */
@@ -98,6 +116,10 @@ export interface World {
   readonly replicas: readonly Replica[];
   /** Requests in flight per attempt by the gateway's own count; null while the gateway does not say. */
   readonly in_flight: ReadonlyMap<AttemptId, number> | null;
+  /** Attempts whose doors the gateway cannot reach; null while the gateway does not say. */
+  readonly unreachable: ReadonlySet<AttemptId> | null;
+  /** Nodes that fell silent before then do not count as vanished together: an operator has looked. */
+  readonly thawed_ms: number;
   readonly policy: Policy;
   /** Which nodes share which fabric. */
   readonly fabrics: Fabrics;

@@ -240,3 +240,12 @@ export const ONBOARD_JOIN_MS = 60_000;
 export const ONBOARD_JOIN_POLL_MS = 300;
 /** How long the viewer certificate is valid with which onboarding asks the server. */
 export const ONBOARD_VIEWER_MS = 600_000;
+
+/** At least this many nodes vanishing together freeze the planner: nothing of theirs is replaced. */
+export const FREEZE_NODES_COUNT = 3;
+/** More than this share of all nodes must vanish together for a freeze. */
+export const FREEZE_SHARE = 0.3;
+/** Nodes that fall silent within this time of each other vanish together. */
+export const FREEZE_WINDOW_MS = 60_000;
+/** A gateway tries the door of every replica it has not heard from for this long. */
+export const DOOR_CHECK_INTERVAL_MS = 5_000;

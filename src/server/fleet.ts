@@ -16,7 +16,7 @@ import {
 } from "../protocol/limits.ts";
 import { comparePlanVersions, type NodePlan, type PlanVersion, type RankLaunch, type Revocation } from "../protocol/plan.ts";
 import type { Session } from "./sessions.ts";
-import type { StoredNode } from "./store.ts";
+import type { NodeIntent, StoredNode } from "./store.ts";
 
 /** A node as the server knows it: what is kept, and what its present agent says. */
 export interface FleetNode {
@@ -37,6 +37,11 @@ export function stateOf(node: FleetNode, started_ms: number, now_ms: number): Pi
   return { state: "ready", state_reason: node.ranks === null ? "its agent has not spoken to this server yet" : "" };
 }
 
+function cordonOf(intent: NodeIntent | undefined): string | null {
+  if (intent?.drain) return `it is being drained, by ${intent.by}`;
+  return intent?.cordon ? `cordoned by ${intent.by}` : null;
+}
+
 /** Everything the server holds in memory, and who waits for it to change. */
 export class Fleet {
   readonly started_ms: number;
@@ -45,6 +50,12 @@ export class Fleet {
   models: readonly ModelSpec[] = [];
   refusals: ReadonlyMap<ReplicaId, readonly Refusal[]> = new Map();
   revocations: readonly Revocation[] = [];
+  /** What operators want of nodes. */
+  intents: ReadonlyMap<NodeId, NodeIntent> = new Map();
+  /** When an operator last said that vanished nodes are really gone. */
+  thawed_ms = 0;
+  /** Replicas an operator asked to have replaced, until the next decision. */
+  readonly to_replace = new Map<ReplicaId, "restart" | "move">();
   /** Why no decision counts at present; null when they do. */
   decision_fault: string | null = null;
   /** Rises with every change of the revocations. */
@@ -214,7 +225,8 @@ export class Fleet {
         inventory: node.kept.inventory,
         ranks: node.ranks,
         heard_ms: node.kept.last_seen_ms,
-        cordon: null,
+        cordon: cordonOf(this.intents.get(node.kept.id)),
+        drain: this.intents.get(node.kept.id)?.drain ?? null,
       }))
       .sort((a, b) => (a.id < b.id ? -1 : 1));
   }

@@ -55,6 +55,11 @@ export class GatewayLink {
     return this.#status && new Map(this.#status.loads.map((load) => [load.attempt, load.in_flight]));
   }
 
+  /** Attempts whose doors do not answer the gateway; null while nobody says. */
+  unreachable(): ReadonlySet<string> | null {
+    return this.#status && new Set(this.#status.loads.flatMap((load) => (load.unreachable ? [load.attempt] : [])));
+  }
+
   /** Something may have changed: look now. */
   poke(): void {
     this.#wake?.();

@@ -16,6 +16,9 @@ export const MIGRATIONS: readonly string[] = [
   CREATE TABLE revocations (name TEXT PRIMARY KEY, until_ms BIGINT NOT NULL);
   CREATE TABLE newest_serials (holder TEXT PRIMARY KEY, serial TEXT NOT NULL);
   `,
+  `
+  CREATE TABLE node_intents (node TEXT PRIMARY KEY, document TEXT NOT NULL);
+  `,
 ];
 
 /** The form this version writes. */

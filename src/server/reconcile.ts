@@ -1,11 +1,16 @@
 import { randomBytes } from "node:crypto";
 import { plan } from "../core/planner.ts";
-import { DEFAULT_POLICY, type Ids } from "../core/world.ts";
+import { DEFAULT_POLICY, type Ids, type Replica } from "../core/world.ts";
 import type { Log } from "../os/log.ts";
 import { messageOf, OperatorError } from "../protocol/errors.ts";
 import { RECONCILE_INTERVAL_MS } from "../protocol/limits.ts";
 import type { Fleet } from "./fleet.ts";
 import type { Store } from "./store.ts";
+
+/** The replica with an operator's wish on it. */
+function asked(replica: Replica, replace: Replica["replace"] | undefined): Replica {
+  return replace ? { ...replica, replace } : replica;
+}
 
 const LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789";
 
@@ -22,6 +27,8 @@ export interface ReconcileParts {
   readonly now: () => number;
   /** Requests in flight per attempt, by the gateway's count; null while it does not say. */
   readonly in_flight: () => ReadonlyMap<string, number> | null;
+  /** Attempts whose doors the gateway cannot reach; null while it does not say. */
+  readonly unreachable: () => ReadonlySet<string> | null;
   /** A decision counts: the gateway may need a new snapshot. */
   readonly decided: () => void;
 }
@@ -84,19 +91,22 @@ export class Reconciler {
 
   /** One turn. */
   async turn(): Promise<void> {
-    const { fleet, store, log, now, in_flight, decided } = this.#parts;
+    const { fleet, store, log, now, in_flight, unreachable, decided } = this.#parts;
     const now_ms = now();
     const sessions = [...fleet.nodes.values()].flatMap(({ session }) => session ?? []);
     const before = new Map(fleet.replicas.map((replica) => [replica.id, replica]));
     const world = {
       models: fleet.models,
       nodes: fleet.seen(now_ms),
-      replicas: fleet.replicas,
+      replicas: fleet.replicas.map((replica) => asked(replica, fleet.to_replace.get(replica.id))),
       in_flight: in_flight(),
+      unreachable: unreachable(),
+      thawed_ms: fleet.thawed_ms,
       policy: DEFAULT_POLICY,
       fabrics: fleet.fabrics(now_ms),
       gathering: fleet.isGathering(now_ms),
     };
+    const asked_for = [...fleet.to_replace.keys()];
     const decision = plan(world, now_ms, IDS);
     const changed = decision.replicas.filter((replica) => before.get(replica.id) !== replica);
     const staying = new Set(decision.replicas.map((replica) => replica.id));
@@ -107,6 +117,7 @@ export class Reconciler {
     if (news || nodes.length > 0) await store.commit({ version, changed, gone, events }, now_ms);
     for (const { level, kind, subject, text } of events) log[level](text, { kind, subject });
     fleet.replicas = decision.replicas;
+    for (const id of asked_for) fleet.to_replace.delete(id);
     fleet.refusals = decision.refusals;
     fleet.publish(parts, version, sessions);
     decided();

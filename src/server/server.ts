@@ -109,7 +109,12 @@ class Server {
       content: () => snapshotOf(this.#fleet, this.#keys, config.gateway.auth, Date.now()),
     });
     const shared = { fleet: this.#fleet, store, log: this.#log, now: Date.now, say: (event: Happening) => this.#say(event) };
-    this.#reconciler = new Reconciler({ ...shared, in_flight: () => this.#gateway.in_flight(), decided: () => this.#gateway.poke() });
+    this.#reconciler = new Reconciler({
+      ...shared,
+      in_flight: () => this.#gateway.in_flight(),
+      unreachable: () => this.#gateway.unreachable(),
+      decided: () => this.#gateway.poke(),
+    });
     this.#agents = new AgentApi({ ...shared, observed: () => this.#reconciler.poke() });
     this.#admins = new AdminApi({
       ...shared,
@@ -172,6 +177,7 @@ class Server {
       if (role) this.#trust.setNewest(role, holder.slice(role.length + 1), serial);
     }
     this.#keys = await this.#store.keys();
+    this.#fleet.intents = await this.#store.intents();
   }
 
   async #handle(...[request, response, peer]: Parameters<AgentApi["handle"]>): Promise<void> {

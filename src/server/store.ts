@@ -48,8 +48,19 @@ const StoredReplica = json(
     next_try_ms: v.nullable(v.number()),
     avoid: v.nullable(NodeId),
     last_lines: v.array(v.string()),
+    replace: v.optional(v.nullable(v.picklist(["restart", "move"])), null),
   }),
 );
+
+/** What an operator wants of a node; it outlives the server. */
+const StoredIntent = json(
+  v.object({
+    cordon: v.boolean(),
+    drain: v.nullable(v.object({ since_ms: v.number(), stop_first: v.boolean(), deadline_ms: v.nullable(v.number()) })),
+    by: v.string(),
+  }),
+);
+export type NodeIntent = v.InferOutput<typeof StoredIntent>;
 
 /** What is kept of a node while it is away. */
 export const StoredNode = v.object({
@@ -185,6 +196,23 @@ export class Store {
     const document = JSON.stringify(node);
     await this.#database.run`INSERT INTO nodes (id, document) VALUES (${node.id}, ${document})
         ON CONFLICT (id) DO UPDATE SET document = excluded.document`;
+  }
+
+  /** What operators want of nodes, by node. */
+  async intents(): Promise<Map<NodeId, NodeIntent>> {
+    const rows = await this.#database.run`SELECT node, document FROM node_intents ORDER BY node`;
+    return new Map(rows.map((row) => [String(row["node"]), read(StoredIntent, row["document"], "a node's intent")]));
+  }
+
+  /** @param intent null = nothing special any more */
+  async saveIntent(node: NodeId, intent: NodeIntent | null): Promise<void> {
+    if (intent === null) {
+      await this.#database.run`DELETE FROM node_intents WHERE node = ${node}`;
+      return;
+    }
+    const document = JSON.stringify(intent);
+    await this.#database.run`INSERT INTO node_intents (node, document) VALUES (${node}, ${document})
+      ON CONFLICT (node) DO UPDATE SET document = excluded.document`;
   }
 
   async keys(): Promise<KeyRow[]> {

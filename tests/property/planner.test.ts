@@ -26,7 +26,7 @@ const KINDS: RankExit["kind"][] = ["fetch", "start", "died", "lease", "stopped"]
 type Step =
   | { readonly do: "turn"; readonly ms: number }
   | { readonly do: "exit"; readonly at: number; readonly kind: RankExit["kind"] }
-  | { readonly do: "silence" | "return" | "reboot"; readonly at: number }
+  | { readonly do: "silence" | "return" | "reboot" | "drain" | "undrain"; readonly at: number }
   | { readonly do: "lose store" | "restart server" | "keep copy" | "put copy back" }
   | { readonly do: "catalog"; readonly models: readonly ModelSpec[] };
 
@@ -42,6 +42,7 @@ const faults = [
   fc.record({ do: fc.constant("exit" as const), at, kind: fc.constantFrom(...KINDS) }),
   fc.record({ do: fc.constantFrom("silence" as const, "return" as const, "reboot" as const), at }),
 ];
+const drains = fc.record({ do: fc.constantFrom("drain" as const, "undrain" as const), at });
 const servers = fc.record({
   do: fc.constantFrom("lose store" as const, "restart server" as const, "keep copy" as const, "put copy back" as const),
 });
@@ -53,8 +54,11 @@ class Run {
   readonly fleet: TestFleet;
   #copy: TestFleet["replicas"] = [];
   #newest = new Map<string, { epoch: number; generation: number }>();
+  readonly #doors_too: boolean;
 
-  constructor(nodes: readonly { gpus: number; memory: number; shared: boolean }[], catalog: readonly ModelSpec[]) {
+  /** @param doors_too whether a node that falls silent is out of the gateway's reach as well */
+  constructor(nodes: readonly { gpus: number; memory: number; shared: boolean }[], catalog: readonly ModelSpec[], doors_too: boolean) {
+    this.#doors_too = doors_too;
     const shapes = nodes.map(({ gpus, memory, shared }, index) => ({
       id: `n${index}`,
       address: shared ? "10.0.0.1" : `10.0.0.${index + 2}`,
@@ -67,7 +71,7 @@ class Run {
   do(step: Step): void {
     const { fleet } = this;
     const node = "at" in step ? fleet.nodes[step.at % fleet.nodes.length] : undefined;
-    if (step.do === "turn") fleet.turn(step.ms);
+    if (step.do === "turn") this.#turn(step.ms);
     else if (step.do === "catalog") fleet.models = [...step.models];
     else if (step.do === "exit") {
       const running = fleet.nodes.flatMap((each) => [...each.ranks.keys()].map((attempt) => ({ each, attempt })));
@@ -76,11 +80,20 @@ class Run {
     } else if (step.do === "silence" && node) node.online = false;
     else if (step.do === "return" && node) node.online = true;
     else if (step.do === "reboot" && node) node.ranks.clear();
+    else if (step.do === "drain" && node) node.drain = { stop_first: step.at % 3 === 0, deadline_ms: null };
+    else if (step.do === "undrain" && node) node.drain = null;
     else if (step.do === "lose store") this.#newStore([]);
     else if (step.do === "keep copy") this.#copy = fleet.replicas;
     else if (step.do === "put copy back") this.#newStore(this.#copy);
     else if (step.do === "restart server") fleet.parts = new Map();
     if (step.do === "turn") this.check();
+  }
+
+  #turn(ms: number): void {
+    const { fleet } = this;
+    const cut = this.#doors_too ? fleet.nodes.filter((node) => !node.online) : [];
+    fleet.unreachable = new Set(cut.flatMap((node) => [...node.ranks.keys()]));
+    fleet.turn(ms);
   }
 
   /** Another store: what nodes said before is not known to it. */
@@ -134,7 +147,8 @@ class Run {
       const refusals = fleet.decision?.refusals.get(replica.id) ?? [];
       expect(refusals.length).toBe(fleet.nodes.length);
     }
-    if (fleet.kinds().includes("replica-adopted")) return;
+    // What is lost with its node is replaced beside what is wanted.
+    if (fleet.kinds().includes("replica-adopted") || fleet.nodes.some((node) => !node.online)) return;
     for (const spec of fleet.models) {
       const staying = fleet.replicas.filter(({ model: name, state }) => name === spec.name && state !== "draining" && state !== "stopping");
       expect(staying.length).toBeLessThanOrEqual(spec.replicas + 1);
@@ -150,7 +164,10 @@ class Run {
 
   /** Faults end and nodes are back. */
   settle(): void {
-    for (const node of this.fleet.nodes) node.online = true;
+    for (const node of this.fleet.nodes) {
+      node.online = true;
+      node.drain = null;
+    }
     for (let i = 0; i < 60; i++) this.do({ do: "turn", ms: 20_000 });
   }
 }
@@ -160,9 +177,9 @@ test("whatever happens: nothing is held twice, plans do not age, and with room a
     fc.property(
       shapes,
       models,
-      fc.array(fc.oneof({ weight: 4, arbitrary: turn }, ...faults, servers, edits), { maxLength: 40 }),
+      fc.array(fc.oneof({ weight: 4, arbitrary: turn }, ...faults, drains, servers, edits), { maxLength: 40 }),
       (nodes, catalog, steps) => {
-        const run = new Run(nodes, catalog);
+        const run = new Run(nodes, catalog, true);
         run.fleet.decide();
         for (const step of steps) run.do(step);
         run.settle();
@@ -197,7 +214,7 @@ test("a healthy engine is never stopped by silence, server restarts or a lost st
       models,
       fc.array(fc.oneof({ weight: 3, arbitrary: turn }, silences, servers), { maxLength: 40 }),
       (nodes, catalog, steps) => {
-        const run = new Run(nodes, catalog);
+        const run = new Run(nodes, catalog, false);
         run.fleet.decide();
         for (let i = 0; i < 6; i++) run.do({ do: "turn", ms: 1_000 });
         const engines = run.fleet.ready().map(({ placements }) => placements[0]?.launch.attempt ?? "");

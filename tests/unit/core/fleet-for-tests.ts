@@ -2,7 +2,7 @@ import { islandsOf } from "../../../src/core/fabrics.ts";
 import { nextParts, type PlanParts } from "../../../src/core/plan-parts.ts";
 import { plan } from "../../../src/core/planner.ts";
 import { DEFAULT_POLICY } from "../../../src/core/world.ts";
-import type { Decision, Happening, Ids, NodeSeen, Replica, World } from "../../../src/core/world.ts";
+import type { Decision, Drain, Happening, Ids, NodeSeen, Replica, World } from "../../../src/core/world.ts";
 import type { RankExit, RankStatus } from "../../../src/protocol/agent-api.ts";
 import type { ModelSpec } from "../../../src/protocol/catalog.ts";
 import type { FabricPort, Inventory } from "../../../src/protocol/inventory.ts";
@@ -95,6 +95,7 @@ export class TestNode {
   heard: RankStatus[] | null = null;
   heard_ms = 0;
   online = true;
+  drain: Drain | null = null;
 
   constructor(shape: NodeShape) {
     this.shape = shape;
@@ -180,7 +181,8 @@ export class TestNode {
       inventory: this.inventory,
       ranks: this.heard,
       heard_ms: this.heard_ms,
-      cordon: null,
+      cordon: this.drain ? "it drains" : null,
+      drain: this.drain,
     };
   }
 }
@@ -196,6 +198,8 @@ export class TestFleet {
   ids: Ids = countedIds();
   in_flight: Map<string, number> | null = new Map();
   decision: Decision | null = null;
+  unreachable: Set<string> | null = new Set();
+  thawed_ms = 0;
   readonly events: Happening[] = [];
 
   constructor(nodes: readonly NodeShape[], models: readonly ModelSpec[]) {
@@ -211,6 +215,8 @@ export class TestFleet {
       nodes,
       replicas: this.replicas,
       in_flight: this.in_flight,
+      unreachable: this.unreachable,
+      thawed_ms: this.thawed_ms,
       policy: DEFAULT_POLICY,
       fabrics: islandsOf(nodes.flatMap(({ id, inventory }) => (inventory.ports ?? []).map((port) => ({ ...port, node: id })))),
       gathering: false,

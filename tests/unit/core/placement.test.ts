@@ -21,6 +21,7 @@ const waiting = (spec: ModelSpec, more: Partial<Replica> = {}): Replica => ({
   next_try_ms: null,
   avoid: null,
   last_lines: [],
+  replace: null,
   ...more,
 });
 

@@ -50,7 +50,7 @@ test("with no room for the replacement the old replica keeps serving, and that i
   fleet.turns(30);
   expect(attempts(fleet)).toEqual(before);
   const waiting = fleet.replicas.find(({ state }) => state === "pending");
-  expect(waiting?.reason).toBe("none of 1 nodes has room; the replica of the earlier catalog entry keeps serving");
+  expect(waiting?.reason).toBe("none of 1 nodes has room; the one it is to replace keeps serving");
   expect(fleet.decision?.refusals.get(waiting?.id ?? "")?.[0]?.filter).toBe("gpus");
 });
 
