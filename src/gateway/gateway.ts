@@ -15,6 +15,7 @@ import type { GatewayStatus } from "../protocol/gateway-api.ts";
 import { DRAIN_REQUESTS_MS } from "../protocol/limits.ts";
 import { PROTOCOL } from "../protocol/protocol.ts";
 import { VERSION } from "../protocol/version.ts";
+import { checkDoors } from "./door-checks.ts";
 import { Front } from "./front.ts";
 import { GatewayMetrics } from "./gateway-metrics.ts";
 import { Loads } from "./loads.ts";
@@ -85,6 +86,7 @@ export async function runGateway({ config, log: base, signal }: GatewayOptions):
     return Response.json({ accepted });
   });
   const server = await listen(config, front);
+  void checkDoors({ routes, loads, upstream: doors, signal });
   const reload = async () => {
     try {
       doors.setIdentity(await loadIdentity({ ca: config.tls.ca, ...config.gateway.identity }));

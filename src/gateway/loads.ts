@@ -7,6 +7,8 @@ interface Entry {
   readonly target: Target;
   state: TargetState;
   unreachable: Load["unreachable"];
+  /** When it last answered anything. */
+  heard_ms: number;
 }
 
 /** What this gateway has in flight at each target and how they fared. The only source of its choices. */
@@ -15,7 +17,7 @@ export class Loads {
 
   #entry(target: Target): Entry {
     let entry = this.#entries.get(target.attempt);
-    if (!entry) this.#entries.set(target.attempt, (entry = { target, state: FRESH_TARGET, unreachable: null }));
+    if (!entry) this.#entries.set(target.attempt, (entry = { target, state: FRESH_TARGET, unreachable: null, heard_ms: 0 }));
     return entry;
   }
 
@@ -35,10 +37,21 @@ export class Loads {
     };
   }
 
-  answered(target: Target): void {
+  answered(target: Target, now_ms: number): void {
     const entry = this.#entry(target);
     entry.state = afterAnswer(entry.state);
     entry.unreachable = null;
+    entry.heard_ms = now_ms;
+  }
+
+  /** Its door is there. That forgives not having been reached, but not what its engine did wrong. */
+  reached(target: Target, now_ms: number): void {
+    if (this.#entry(target).unreachable) this.answered(target, now_ms);
+    this.#entry(target).heard_ms = now_ms;
+  }
+
+  heard_ms(target: Target): number {
+    return this.#entries.get(target.attempt)?.heard_ms ?? 0;
   }
 
   /** @param reason why it could not be reached; null when it was reached and failed all the same */

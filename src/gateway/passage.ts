@@ -54,7 +54,7 @@ export class Passage {
     const { status, headers } = this.#answer;
     // 501 is an engine's answer to a wrong wish (embeddings of a model without them), not a fault of it.
     if (status >= 500 && status !== 501) this.#parts.loads.failed(this.#target, null, Date.now());
-    else this.#parts.loads.answered(this.#target);
+    else this.#parts.loads.answered(this.#target, Date.now());
     const returned = { status, headers: returnedHeaders(headers, this.#asked.id) };
     if (WITHOUT_BODY.includes(status)) {
       this.#end(status);

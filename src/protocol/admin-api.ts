@@ -12,6 +12,11 @@
  *   POST   /admin/v1/keys                         CreateKey -> CreatedKey     the key is shown this once
  *   DELETE /admin/v1/keys/<id>                    {}
  *   GET    /admin/v1/replicas/<id>/log?lines=N&rank=0&follow=1   text/plain
+ *   POST   /admin/v1/nodes/<id>/intent            NodeWish -> {}              cordon, drain, and back
+ *   GET    /admin/v1/nodes/<id>/drain             { items: DrainStep[] }      what a drain would do
+ *   POST   /admin/v1/replicas/<id>/replace        ReplaceWish -> {}           another in its place, without an outage
+ *   POST   /admin/v1/thaw                         {} -> {}                    vanished nodes are really gone
+ *   GET    /admin/v1/plan                         { items: EventView[] }      what reading the catalog again would do
  *   POST   /admin/v1/reload                       ReloadAnswer                config and catalog
  *   POST   /admin/v1/revoke                       RevokeName -> {}
  */
@@ -38,6 +43,9 @@ export const NodeView = v.object({
   /** Names of the fabrics it is on; empty = its own island. */
   fabrics: v.array(v.string()),
   island: v.string(),
+  /** Why nothing new is placed here; "" when it is. */
+  cordon: v.optional(v.string(), ""),
+  drain: v.optional(v.nullable(v.object({ since_ms: v.number(), stop_first: v.boolean(), deadline_ms: v.nullable(v.number()) })), null),
   replicas: v.array(ReplicaId),
   inventory: Inventory,
 });
@@ -129,6 +137,30 @@ export const CreateKey = v.strictObject({
 });
 export const CreatedKey = v.object({ ...KeyView.entries, key: v.string() });
 export type CreatedKey = v.InferOutput<typeof CreatedKey>;
+
+/** What an operator wants of a node. `uncordon` takes both back. */
+export const NodeWish = v.strictObject({
+  wish: v.picklist(["cordon", "uncordon", "drain"]),
+  /** Stop replicas before their replacements are ready. */
+  stop_first: v.optional(v.boolean(), false),
+  /** Stop them after this long, replaced or not; null = wait for ever. */
+  within_ms: v.optional(v.nullable(v.pipe(v.number(), v.minValue(1))), null),
+});
+export type NodeWish = v.InferInput<typeof NodeWish>;
+
+/** What becomes of one replica when its node drains. */
+export const DrainStep = v.object({
+  replica: ReplicaId,
+  model: ModelName,
+  state: ReplicaState,
+  /** Nodes its replacement would go to; empty when there is no room, or it is not its turn yet. */
+  to: v.array(NodeId),
+  text: v.string(),
+});
+export type DrainStep = v.InferOutput<typeof DrainStep>;
+export const DrainSteps = items(DrainStep);
+
+export const ReplaceWish = v.strictObject({ how: v.picklist(["restart", "move"]) });
 
 export const RevokeName = v.strictObject({ name: v.string() });
 export const ReloadAnswer = v.object({ changed: v.array(v.string()) });

@@ -9,12 +9,16 @@
  *
  * At its mutual TLS door a shim serves roles gateway and server only:
  *   /llmgw/log?lines=N&follow=1     text/plain, role server
+ *   /llmgw/alive                    204, whatever the engine does
  *   everything else                 forwarded to the engine, role gateway or server, with ATTEMPT_HEADER
  */
 import * as v from "valibot";
 import { RankExit, RANK_PHASES } from "./agent-api.ts";
 import { AttemptId, Count, TimeMs } from "./ids.ts";
 import { RankLaunch, Revocation } from "./plan.ts";
+
+/** Where a door says that it is there. */
+export const ALIVE_PATH = "/llmgw/alive";
 
 /** Names the attempt a caller means; a shim of another attempt answers 421. */
 export const ATTEMPT_HEADER = "x-llmgw-attempt";

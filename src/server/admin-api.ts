@@ -5,12 +5,13 @@ import type { Happening, Replica } from "../core/world.ts";
 import type { Log } from "../os/log.ts";
 import type { Dialer } from "../pki/dial.ts";
 import type { Peer } from "../pki/trust.ts";
-import { CreateKey, RevokeName, type CreatedKey } from "../protocol/admin-api.ts";
+import { CreateKey, NodeWish, ReplaceWish, RevokeName, type CreatedKey } from "../protocol/admin-api.ts";
 import { messageOf, OperatorError } from "../protocol/errors.ts";
 import { LISTED_EVENTS_COUNT, LOG_TAIL_LINES_COUNT } from "../protocol/limits.ts";
 import { ATTEMPT_HEADER } from "../protocol/shim-api.ts";
 import type { Fleet } from "./fleet.ts";
 import { findRoute, goneSignal, readJson, sendJson, type Route } from "./http.ts";
+import type { Operations } from "./operations.ts";
 import type { KeyRow, Store } from "./store.ts";
 import { fabricViews, keyView, modelViews, nodeViews, replicaViews, statusView, type GatewaySeen } from "./views.ts";
 
@@ -30,6 +31,7 @@ export interface AdminApiParts {
   readonly reload: () => Promise<string[]>;
   readonly revoke: (name: string) => Promise<void>;
   readonly say: (event: Happening) => Promise<void>;
+  readonly operations: Operations;
 }
 
 interface Call {
@@ -70,6 +72,15 @@ export class AdminApi {
       { method: "GET", path: "/admin/v1/keys", run: list(() => parts.keys().map(keyView)) },
       { method: "POST", path: "/admin/v1/keys", run: (call) => this.#createKey(call) },
       { method: "DELETE", path: "/admin/v1/keys/:id", run: (call, { id = "" }) => this.#revokeKey(call, id) },
+      { method: "POST", path: "/admin/v1/nodes/:id/intent", run: (call, { id = "" }) => this.#wish(call, id) },
+      {
+        method: "GET",
+        path: "/admin/v1/nodes/:id/drain",
+        run: async ({ response }, { id = "" }) => sendJson(response, { items: parts.operations.drainSteps(id) }),
+      },
+      { method: "POST", path: "/admin/v1/replicas/:id/replace", run: (call, { id = "" }) => this.#replace(call, id) },
+      { method: "POST", path: "/admin/v1/thaw", run: (call) => this.#thaw(call) },
+      { method: "GET", path: "/admin/v1/plan", run: (call) => this.#plan(call) },
       { method: "POST", path: "/admin/v1/reload", run: (call) => this.#reload(call) },
       { method: "POST", path: "/admin/v1/revoke", run: (call) => this.#revoke(call) },
     ];
@@ -129,6 +140,28 @@ export class AdminApi {
       await keysChanged();
     }
     sendJson(response, {});
+  }
+
+  async #wish({ request, response, peer }: Call, id: string): Promise<void> {
+    await this.#parts.operations.wish(id, await readJson(request, NodeWish, "the wish for a node"), peer.name);
+    sendJson(response, {});
+  }
+
+  async #replace({ request, response, peer }: Call, id: string): Promise<void> {
+    const { how } = await readJson(request, ReplaceWish, "the wish for a replica");
+    await this.#parts.operations.replace(id, how, peer.name);
+    sendJson(response, {});
+  }
+
+  async #thaw({ response, peer }: Call): Promise<void> {
+    await this.#parts.operations.thaw(peer.name);
+    sendJson(response, {});
+  }
+
+  async #plan({ response }: Call): Promise<void> {
+    const at_ms = this.#parts.now();
+    const events = await this.#parts.operations.preview();
+    sendJson(response, { items: events.map((event, id) => ({ id, at_ms, ...event })) });
   }
 
   async #reload({ response }: Call): Promise<void> {

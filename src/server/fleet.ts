@@ -37,7 +37,8 @@ export function stateOf(node: FleetNode, started_ms: number, now_ms: number): Pi
   return { state: "ready", state_reason: node.ranks === null ? "its agent has not spoken to this server yet" : "" };
 }
 
-function cordonOf(intent: NodeIntent | undefined): string | null {
+/** Why nothing new goes to a node; null when it may. */
+export function cordonOf(intent: NodeIntent | undefined): string | null {
   if (intent?.drain) return `it is being drained, by ${intent.by}`;
   return intent?.cordon ? `cordoned by ${intent.by}` : null;
 }

@@ -1,21 +1,17 @@
 import { randomBytes } from "node:crypto";
 import { plan } from "../core/planner.ts";
-import { DEFAULT_POLICY, type Ids, type Replica } from "../core/world.ts";
+import type { Ids } from "../core/world.ts";
 import type { Log } from "../os/log.ts";
 import { messageOf, OperatorError } from "../protocol/errors.ts";
 import { RECONCILE_INTERVAL_MS } from "../protocol/limits.ts";
 import type { Fleet } from "./fleet.ts";
 import type { Store } from "./store.ts";
-
-/** The replica with an operator's wish on it. */
-function asked(replica: Replica, replace: Replica["replace"] | undefined): Replica {
-  return replace ? { ...replica, replace } : replica;
-}
+import { worldOf } from "./world.ts";
 
 const LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789";
 
 /** Names by chance. */
-const IDS: Ids = {
+export const IDS: Ids = {
   suffix: () => Array.from(randomBytes(5), (byte) => LETTERS[byte % LETTERS.length]).join(""),
   attempt: () => randomBytes(8).toString("hex"),
 };
@@ -95,17 +91,7 @@ export class Reconciler {
     const now_ms = now();
     const sessions = [...fleet.nodes.values()].flatMap(({ session }) => session ?? []);
     const before = new Map(fleet.replicas.map((replica) => [replica.id, replica]));
-    const world = {
-      models: fleet.models,
-      nodes: fleet.seen(now_ms),
-      replicas: fleet.replicas.map((replica) => asked(replica, fleet.to_replace.get(replica.id))),
-      in_flight: in_flight(),
-      unreachable: unreachable(),
-      thawed_ms: fleet.thawed_ms,
-      policy: DEFAULT_POLICY,
-      fabrics: fleet.fabrics(now_ms),
-      gathering: fleet.isGathering(now_ms),
-    };
+    const world = worldOf(fleet, { in_flight: in_flight(), unreachable: unreachable() }, now_ms);
     const asked_for = [...fleet.to_replace.keys()];
     const decision = plan(world, now_ms, IDS);
     const changed = decision.replicas.filter((replica) => before.get(replica.id) !== replica);

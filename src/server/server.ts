@@ -23,6 +23,7 @@ import { AgentApi } from "./agent-api.ts";
 import { Fleet } from "./fleet.ts";
 import { GatewayLink } from "./gateway-link.ts";
 import { sendError } from "./http.ts";
+import { Operations } from "./operations.ts";
 import { Reconciler } from "./reconcile.ts";
 import { snapshotOf } from "./snapshot.ts";
 import { Store, type KeyRow } from "./store.ts";
@@ -116,8 +117,15 @@ class Server {
       decided: () => this.#gateway.poke(),
     });
     this.#agents = new AgentApi({ ...shared, observed: () => this.#reconciler.poke() });
+    const operations = new Operations({
+      ...shared,
+      counts: () => ({ in_flight: this.#gateway.in_flight(), unreachable: this.#gateway.unreachable() }),
+      poke: () => this.#reconciler.poke(),
+      catalog: async () => (await readCatalog((await loadServerConfig(options.config_file)).catalog)).models,
+    });
     this.#admins = new AdminApi({
       ...shared,
+      operations,
       dialer: this.#dialer,
       gateway: () => ({ status: this.#gateway.status, trouble: this.#gateway.trouble, address: config.listen.gateway }),
       in_flight: () => this.#gateway.in_flight(),

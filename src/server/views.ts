@@ -2,9 +2,11 @@ import { reasonNow, reasonOfModel, serves } from "../core/reasons.ts";
 import type { Replica } from "../core/world.ts";
 import type { FabricView, KeyView, ModelView, NodeView, ReplicaView, StatusView } from "../protocol/admin-api.ts";
 import type { GatewayStatus } from "../protocol/gateway-api.ts";
+import { freezeOf } from "../core/loss.ts";
+import { DEFAULT_POLICY } from "../core/world.ts";
 import { PROTOCOL } from "../protocol/protocol.ts";
 import { VERSION } from "../protocol/version.ts";
-import { stateOf, type Fleet } from "./fleet.ts";
+import { cordonOf, stateOf, type Fleet } from "./fleet.ts";
 import type { KeyRow } from "./store.ts";
 
 /** The fleet as the admin API shows it. Pure: everything comes in. */
@@ -26,6 +28,8 @@ export function nodeViews(fleet: Fleet, now_ms: number): NodeView[] {
         certificate_expires_ms,
         fabrics: [...new Set((inventory.ports ?? []).map((port) => port.fabric).filter((name) => name !== ""))],
         island: islands.find((island) => island.nodes.includes(id))?.name ?? id,
+        cordon: cordonOf(fleet.intents.get(id)) ?? "",
+        drain: fleet.intents.get(id)?.drain ?? null,
         replicas: replicas.map((replica) => replica.id),
         inventory,
       };
@@ -152,6 +156,11 @@ function warningsOf(
   if (fleet.decision_fault !== null) {
     const text = `no decision counts, what runs goes on: ${fleet.decision_fault}`;
     add("decisions-fail", "server", text, "free some space when the store cannot be written; the server's log says more");
+  }
+  const freeze = freezeOf({ nodes: fleet.seen(now_ms), policy: DEFAULT_POLICY, thawed_ms: fleet.thawed_ms });
+  if (freeze) {
+    const text = `${freeze.nodes.length} nodes vanished together (${freeze.nodes.join(", ")}): nothing of theirs is replaced`;
+    add("frozen", "server", text, "look at the network; when they are really gone: llmgw ctl thaw");
   }
   if (!gateway.status)
     add(

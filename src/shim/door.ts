@@ -4,7 +4,7 @@ import { connect } from "node:net";
 import type { Socket } from "node:net";
 import type { Peer } from "../pki/trust.ts";
 import { ENGINE_CONNECT_MS, ENGINE_CONNECT_PAUSE_MS, LOG_FOLLOW_BACKLOG_BYTES, LOG_TAIL_LINES_COUNT } from "../protocol/limits.ts";
-import { ATTEMPT_HEADER, DOOR_REFUSED_HEADER } from "../protocol/shim-api.ts";
+import { ALIVE_PATH, ATTEMPT_HEADER, DOOR_REFUSED_HEADER } from "../protocol/shim-api.ts";
 import type { DoorRefusal } from "../protocol/shim-api.ts";
 import type { RankLog } from "./rank-log.ts";
 
@@ -47,6 +47,10 @@ export class Door {
       return;
     }
     const url = new URL(request.url ?? "/", "http://door");
+    if (url.pathname === ALIVE_PATH) {
+      response.writeHead(204).end();
+      return;
+    }
     if (url.pathname === "/llmgw/log") {
       if (peer.role === "server") this.#showLog(url, response);
       else refuse(response, "not-allowed", "the log is for the server");

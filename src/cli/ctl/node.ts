@@ -30,6 +30,7 @@ function rows(node: NodeView, now_ms: number): Row[] {
     ["disk", `${size(disk.free)} of ${size(disk.total)} free under ${disk.path}`],
     ["gpus", gpus(node.inventory.gpus)],
     ["island", node.island],
+    ...(node.cordon === "" ? [] : [["cordon", node.cordon] as [string, string]]),
     ...ports.map((port) => portRow(port, now_ms)),
     ["replicas", node.replicas.join(", ")],
     ...warnings.map(({ code, text }): Row => [`warning ${code}`, text]),

@@ -17,11 +17,17 @@ export function gpus(list: readonly Gpu[]): string {
   return [...counts].map(([name, count]) => `${count}x ${name}`).join(", ");
 }
 
+/** The state, and whether anything new may come. */
+function stateOf({ state, cordon, drain }: NodeView): string {
+  if (drain) return `${state}, draining`;
+  return cordon === "" ? state : `${state}, cordoned`;
+}
+
 /** The columns of a list of nodes. */
 export function nodeColumns(now_ms: number): Column<NodeView>[] {
   return [
     { title: "NODE", cell: (node) => node.id },
-    { title: "STATE", cell: (node) => node.state },
+    { title: "STATE", cell: stateOf },
     { title: "ADDRESS", cell: (node) => node.address },
     { title: "ENGINES", cell: engines },
     { title: "GPUS", cell: (node) => gpus(node.inventory.gpus) },

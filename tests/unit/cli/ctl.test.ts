@@ -29,6 +29,8 @@ const node: NodeView = {
   certificate_expires_ms: Date.UTC(2027, 5, 1),
   fabrics: ["ib-a"],
   island: "ib-a",
+  cordon: "",
+  drain: null,
   replicas: ["m-abcde"],
   inventory: {
     host: { hostname: "gpu-01", arch: "x64", os: "Debian 13", kernel: "6.12", cpu_model: "EPYC", cpu_features: ["avx2"], cores: 64 },

@@ -1,0 +1,105 @@
+import { EventList, ModelList, NodeList, ReplicaList, type EventView, type ReplicaView } from "../../protocol/admin-api.ts";
+import { OperatorError } from "../../protocol/errors.ts";
+import { LISTED_EVENTS_COUNT } from "../../protocol/limits.ts";
+import type { AdminClient } from "../admin-client.ts";
+import { command } from "../frame.ts";
+import { age, span, table } from "../output.ts";
+import { replicaOf } from "./replica.ts";
+import { reach, reachFlags } from "./reach.ts";
+
+/** Last happenings shown of one thing. */
+const SHOWN = 8;
+
+async function happenings(client: AdminClient, subject: string, now_ms: number): Promise<string[]> {
+  const { items } = await client.get(`/admin/v1/events?limit=${LISTED_EVENTS_COUNT}`, EventList);
+  const own = items.filter((event) => event.subject === subject).slice(-SHOWN);
+  const line = ({ at_ms, kind, text }: EventView) => `  ${age(at_ms, now_ms)} ago  ${kind}: ${text}`;
+  return own.length === 0 ? [] : ["", "lately", ...own.map(line)];
+}
+
+function replicaLines(replica: ReplicaView, now_ms: number): string[] {
+  const where = replica.ranks.map(({ node }) => node).join(", ");
+  const lines = [`${replica.id} is ${replica.state} for ${span(now_ms - replica.since_ms)}${where === "" ? "" : ` on ${where}`}`];
+  if (replica.reason !== "") lines.push(`  ${replica.reason}`);
+  if (replica.failures > 0) lines.push(`  it failed ${replica.failures} times in a row`);
+  if (replica.next_try_ms !== null && replica.next_try_ms > now_ms) lines.push(`  next try in ${span(replica.next_try_ms - now_ms)}`);
+  if (replica.refusals.length > 0) {
+    const rows = table(
+      [
+        { title: "NODE", cell: (each) => each.node },
+        { title: "FILTER", cell: (each) => each.filter },
+        { title: "NEEDED", cell: (each) => each.needed },
+        { title: "AVAILABLE", cell: (each) => each.available },
+      ],
+      replica.refusals,
+    );
+    lines.push(...rows.map((row) => `  ${row}`));
+  }
+  if (replica.last_lines.length > 0)
+    lines.push("  its engine's last lines when it failed first", ...replica.last_lines.map((line) => `    ${line}`));
+  return lines;
+}
+
+async function explainModel(client: AdminClient, name: string, now_ms: number): Promise<string[]> {
+  const [{ items: models }, { items }] = await Promise.all([
+    client.get("/admin/v1/models", ModelList),
+    client.get("/admin/v1/replicas", ReplicaList),
+  ]);
+  const model = models.find((each) => each.name === name);
+  if (!model) throw new OperatorError("E_NOT_FOUND", `there is no model "${name}"`, "the catalog does not name it", "llmgw ctl models");
+  const head = `${model.name}: ${model.ready} of ${model.wanted} replicas are ready${model.reason === "" ? "" : `: ${model.reason}`}`;
+  return [head, ...items.filter((replica) => replica.model === name).flatMap((replica) => ["", ...replicaLines(replica, now_ms)])];
+}
+
+async function explainNode(client: AdminClient, id: string, now_ms: number): Promise<string[]> {
+  const { items } = await client.get("/admin/v1/nodes", NodeList);
+  const node = items.find((each) => each.id === id);
+  if (!node) throw new OperatorError("E_NOT_FOUND", `there is no node "${id}"`, "no node of that name has joined", "llmgw ctl nodes");
+  const reason = node.state_reason === "" ? "" : `: ${node.state_reason}`;
+  const lines = [`${node.id} is ${node.state}${reason}, last heard ${age(node.last_seen_ms, now_ms)} ago`];
+  if (node.cordon !== "") lines.push(`  nothing new is placed here: ${node.cordon}`);
+  for (const engine of node.inventory.engines) if (!engine.offered) lines.push(`  it does not offer ${engine.kind}: ${engine.reason}`);
+  lines.push(`  replicas: ${node.replicas.join(", ") || "none"}`);
+  return [...lines, ...(await happenings(client, `node/${id}`, now_ms))];
+}
+
+export const whyCommand = command({
+  name: "why",
+  about: "Says why a replica, node or model is as it is",
+  examples: ["llmgw ctl why replica coder-a1b2c", "llmgw ctl why model coder", "llmgw ctl why node gpu-07"],
+  flags: reachFlags,
+  args: [
+    { name: "KIND", about: "replica, node or model" },
+    { name: "NAME", about: "which" },
+  ],
+  run: async ({ flags, args, io }) => {
+    const client = await reach(flags, io);
+    const now_ms = Date.now();
+    const { KIND, NAME } = args;
+    const explain: Record<string, () => Promise<string[]>> = {
+      replica: async () => [
+        ...replicaLines(await replicaOf(client, NAME), now_ms),
+        ...(await happenings(client, `replica/${NAME}`, now_ms)),
+      ],
+      node: () => explainNode(client, NAME, now_ms),
+      model: () => explainModel(client, NAME, now_ms),
+    };
+    const chosen = explain[KIND];
+    if (!chosen)
+      throw new OperatorError("E_USAGE", `cannot explain a "${KIND}"`, "it is replica, node or model", `llmgw ctl why model ${NAME}`);
+    io.out((await chosen()).join("\n"));
+  },
+});
+
+export const planCommand = command({
+  name: "plan",
+  about: "Says what reading the catalog again would change, and why",
+  examples: ["llmgw ctl plan"],
+  flags: reachFlags,
+  args: [],
+  run: async ({ flags, io }) => {
+    const { items } = await (await reach(flags, io)).get("/admin/v1/plan", EventList);
+    if (items.length === 0) return io.err("nothing would change at once");
+    io.out(items.map(({ subject, kind, text }) => `${subject}  ${kind}: ${text}`).join("\n"));
+  },
+});
