@@ -4,8 +4,8 @@ import { FIRST_LEASED_PORT } from "../protocol/ids.ts";
 import type { AttemptId, NodeId } from "../protocol/ids.ts";
 import type { RankLaunch } from "../protocol/plan.ts";
 import { freePort, hold, inGiB, takePort } from "./room.ts";
-import type { Room, Rooms } from "./room.ts";
-import { memoryNeed } from "./spec.ts";
+import type { Judged, Room, Rooms } from "./room.ts";
+import { memoryNeed, specKey } from "./spec.ts";
 import type { NodeSeen, Placement, Replica } from "./world.ts";
 
 /** What a filter says of a node: null when it lets it pass. */
@@ -90,18 +90,28 @@ export function refusalOf(room: Room, spec: ModelSpec, rooms: Rooms): Refusal | 
 }
 
 /**
- * How good a node is, best first by the first number that differs: spread a model's replicas over nodes; not
- * where it just failed to start; where its weights are; then pack: fewest GPUs left, least memory left.
+ * How good a node is, best first by the first number that differs: spread a model's replicas over nodes; where its
+ * weights are; then pack: fewest GPUs left, least memory left.
  */
-function score(room: Room, replica: Replica): readonly number[] {
-  const { spec } = replica;
+function score(room: Room, spec: ModelSpec): readonly number[] {
   return [
     room.models.get(spec.name) ?? 0,
-    room.node.id === replica.avoid ? 1 : 0,
     spec.source !== undefined && room.sources.has(spec.source) ? 0 : 1,
     room.free_gpus.length,
     Math.min(room.memory_measured, room.memory_promised),
   ];
+}
+
+/** All rooms with what they are worth to replicas of a model; only those that changed are judged again. */
+function judge(spec: ModelSpec, rooms: Rooms): Judged[] {
+  const key = `${spec.name}\n${specKey(spec)}`;
+  let judged = rooms.judged.get(key);
+  if (!judged) rooms.judged.set(key, (judged = [...rooms.by_node.values()].map((room) => ({ room, revision: -1, score: null }))));
+  for (const [index, { room, revision }] of judged.entries()) {
+    if (revision === room.revision) continue;
+    judged[index] = { room, revision: room.revision, score: refusalOf(room, spec, rooms) ? null : score(room, spec) };
+  }
+  return judged;
 }
 
 function isBetter(a: readonly number[], b: readonly number[]): boolean {
@@ -121,22 +131,35 @@ export type Placed = { readonly placements: readonly Placement[] } | { readonly 
  */
 export function place(replica: Replica, rooms: Rooms, start_ms: number, attempt: () => AttemptId): Placed {
   const { spec } = replica;
-  const order = [...rooms.by_node.values()];
-  let best: Room | null = null;
-  for (const room of order) {
-    if (refusalOf(room, spec, rooms)) continue;
-    if (!best || isBetterRoom(room, best, replica)) best = room;
-  }
+  const best = bestFor(replica, rooms);
   if (best) return { placements: [lease(replica, best, rooms, start_ms, attempt)] };
+  const order = [...rooms.by_node.values()];
   const refusals = order.map((room) => refusalOf(room, spec, rooms)).filter((refusal) => refusal !== null);
   refusals.sort((a, b) => (a.node < b.node ? -1 : 1));
   return { refusals, reason: order.length === 0 ? "no node has joined" : `none of ${order.length} nodes has room` };
 }
 
-/** Where the engine of a model's rank stands next to others: is `a` a better place than `b`? The node's name decides at last. */
-export function isBetterRoom(a: Room, b: Room, replica: Replica): boolean {
-  const [x, y] = [score(a, replica), score(b, replica)];
-  return isBetter(x, y) || (!isBetter(y, x) && a.node.id < b.node.id);
+/** The best room for a replica of one rank: not where it just failed to start, if there is another. */
+function bestFor(replica: Replica, rooms: Rooms): Room | null {
+  let best: Judged | null = null;
+  let last: Room | null = null;
+  for (const each of judge(replica.spec, rooms)) {
+    if (each.score === null) continue;
+    if (each.room.node.id === replica.avoid) last = each.room;
+    else if (!best || isBetterJudged(each, best)) best = each;
+  }
+  return best?.room ?? last;
+}
+
+function isBetterJudged(a: Judged, b: Judged): boolean {
+  const [x, y] = [a.score ?? [], b.score ?? []];
+  return isBetter(x, y) || (!isBetter(y, x) && a.room.node.id < b.room.node.id);
+}
+
+/** Whether `a` is a better place than `b` for a rank of this replica. The node's name decides at last. */
+export function isBetterRoom(a: Room, b: Room, { spec, avoid }: Replica): boolean {
+  if ((a.node.id === avoid) !== (b.node.id === avoid)) return b.node.id === avoid;
+  return isBetterJudged({ room: a, revision: 0, score: score(a, spec) }, { room: b, revision: 0, score: score(b, spec) });
 }
 
 /** Places a replica whose port was taken on the same node again, or null when it has no room any more. */

@@ -27,6 +27,8 @@ export interface Room {
   readonly sources: Set<string>;
   /** Replicas per model, for spreading. */
   readonly models: Map<string, number>;
+  /** Rises with each change, so that what was found out about the room can be kept until then. */
+  revision: number;
 }
 
 /** What is left of all nodes, and which ports are leased per address (several nodes may share one). */
@@ -34,6 +36,16 @@ export interface Rooms {
   readonly by_node: ReadonlyMap<NodeId, Room>;
   readonly ports: Map<string, Set<number>>;
   readonly fabrics: Fabrics;
+  /** What was found out about each room for each kind of replica; `placement.ts` keeps it. */
+  readonly judged: Map<string, Judged[]>;
+}
+
+/** What a room is worth to a kind of replica, as of one of its revisions. */
+export interface Judged {
+  readonly room: Room;
+  readonly revision: number;
+  /** Null when it may not be used. */
+  readonly score: readonly number[] | null;
 }
 
 /** Measures what is left for new replicas: what is there, less what planned and running attempts hold. */
@@ -42,6 +54,7 @@ export function measure(world: World, replicas: readonly Replica[], now_ms: numb
     by_node: new Map(world.nodes.map((node) => [node.id, emptyRoom(node)])),
     ports: new Map(),
     fabrics: world.fabrics,
+    judged: new Map(),
   };
   for (const replica of replicas) {
     if (!runs(replica) && replica.state !== "stopping") continue;
@@ -86,11 +99,13 @@ function emptyRoom(node: NodeSeen): Room {
     disk_free: disk.free,
     sources: new Set(),
     models: new Map(),
+    revision: 0,
   };
 }
 
 /** Takes what one rank needs out of a node's room. */
 export function hold(room: Room, launch: RankLaunch, use: { memory: number; resident: boolean; fetching: boolean }): void {
+  room.revision++;
   room.holders.add(launch.attempt);
   if (launch.gpus.length > 0) {
     for (const uuid of launch.gpus) room.held_gpus.add(uuid);

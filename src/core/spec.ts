@@ -14,6 +14,15 @@ function ordered(value: Readonly<Record<string, unknown>>): [string, unknown][] 
  * a running engine. How many replicas there are and what memory is set aside does not belong to it.
  */
 export function specKey(spec: ModelSpec): string {
+  let key = KEYS.get(spec);
+  if (key === undefined) KEYS.set(spec, (key = makeKey(spec)));
+  return key;
+}
+
+/** Keys of entries that were asked for before: entries are never changed. */
+const KEYS = new WeakMap<ModelSpec, string>();
+
+function makeKey(spec: ModelSpec): string {
   const { engine, source, sha256, size, nodes, gpus, context, parallel, embeddings } = spec;
   return JSON.stringify([ordered({ engine, source, sha256, size, nodes, gpus, context, parallel, embeddings }), ordered(spec.args)]);
 }
