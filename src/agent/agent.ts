@@ -3,10 +3,10 @@
  * weights, starts and follows shims and reports what it sees. It decides nothing about the fleet, and nothing it
  * started is ended because the agent or the server went away.
  */
-import { mkdir } from "node:fs/promises";
 import { hostname } from "node:os";
 import { join } from "node:path";
 import type { FabricWatch } from "../hardware/fabric-watch.ts";
+import { makeFolderOnce } from "../os/files.ts";
 import type { Log } from "../os/log.ts";
 import { serveUnix } from "../os/unix-http.ts";
 import { makeDialer } from "../pki/dial.ts";
@@ -83,11 +83,7 @@ export async function stopAll(options: AgentOptions): Promise<void> {
 }
 
 async function makeFolders({ state, run }: AgentConfig): Promise<void> {
-  try {
-    await Promise.all([state, run].map((folder) => mkdir(folder, { recursive: true, mode: 0o711 })));
-  } catch (error) {
-    throw new OperatorError("E_FILE", "cannot make the agent's folders", messageOf(error), "check the owner of `state` and `run`");
-  }
+  await Promise.all([state, run].map((folder) => makeFolderOnce(folder, 0o711)));
 }
 
 function ranksOf(options: AgentOptions, rest: Pick<RankContext, "engine_user" | "revocations" | "changed">): Ranks {

@@ -1,8 +1,8 @@
 import { randomUUID } from "node:crypto";
-import { mkdir, readFile } from "node:fs/promises";
+import { readFile } from "node:fs/promises";
 import { join } from "node:path";
 import * as v from "valibot";
-import { readIfThere, writeAtomic } from "../os/files.ts";
+import { makeFolderOnce, readIfThere, writeAtomic } from "../os/files.ts";
 import type { Log } from "../os/log.ts";
 import { bootId } from "../os/process.ts";
 import type { SessionKey } from "../protocol/agent-api.ts";
@@ -30,7 +30,7 @@ export class NodeState {
   /** @throws OperatorError E_FILE when the state folder cannot be used */
   static async open(state: string, log: Log): Promise<NodeState> {
     const folder = join(state, "agent");
-    await mkdir(folder, { recursive: true, mode: 0o700 });
+    await makeFolderOnce(folder, 0o700);
     const file = join(folder, "seen.json");
     const text = await readIfThere(file);
     const seen = v.safeParse(v.pipe(v.string(), v.parseJson(), Seen), text);

@@ -1,7 +1,7 @@
 import { closeSync, openSync } from "node:fs";
-import { mkdir, rm } from "node:fs/promises";
+import { rm } from "node:fs/promises";
 import { dirname, join } from "node:path";
-import { readIfThere, writeAtomic } from "../os/files.ts";
+import { makeFolderOnce, readIfThere, writeAtomic } from "../os/files.ts";
 import type { Log } from "../os/log.ts";
 import { isAlive, processWithArguments, signalProcess, spawnDetached, startTimeOf, sweepAttempt } from "../os/process.ts";
 import { ownProgram } from "../os/program.ts";
@@ -94,7 +94,7 @@ export class Rank {
   async start(): Promise<void> {
     this.#begun = true;
     try {
-      await mkdir(this.folder, { recursive: true, mode: 0o711 });
+      await makeFolderOnce(this.folder, 0o711);
       await writeAtomic(join(this.folder, "launch.json"), JSON.stringify(this.launch), 0o600);
       const weights_path = await this.#obtainWeights();
       if (this.#stop) return await this.#end("stopped", this.#stop.reason);

@@ -1,8 +1,8 @@
 import { existsSync } from "node:fs";
-import { mkdir, readdir, rm, stat } from "node:fs/promises";
+import { readdir, rm, stat } from "node:fs/promises";
 import { join } from "node:path";
 import * as v from "valibot";
-import { makePassableFolder, makePrivateFolder, readIfThere } from "../os/files.ts";
+import { makeFolderOnce, makePassableFolder, makePrivateFolder, readIfThere } from "../os/files.ts";
 import type { RankStatus } from "../protocol/agent-api.ts";
 import { messageOf, OperatorError, parseAs } from "../protocol/errors.ts";
 import { AttemptId } from "../protocol/ids.ts";
@@ -37,7 +37,7 @@ export class Ranks {
       const why = `socket paths in ${socket_folder} would have ${longest} bytes, ${SOCKET_PATH_BYTES} is the most`;
       throw new OperatorError("E_CONFIG", "the run folder's path is too long", why, "set a shorter `run` in agent.yaml");
     }
-    await mkdir(ranks_folder, { recursive: true, mode: 0o711 });
+    await makeFolderOnce(ranks_folder, 0o711);
     // An engine of another user has to come through to its own folder in it.
     await (engine_user === null ? makePrivateFolder(socket_folder) : makePassableFolder(socket_folder));
     const attempts = (await readdir(ranks_folder)).filter((entry) => v.is(AttemptId, entry));

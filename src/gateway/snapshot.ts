@@ -1,7 +1,6 @@
 import { createHash } from "node:crypto";
-import { mkdir } from "node:fs/promises";
 import { join } from "node:path";
-import { readIfThere, writeAtomic } from "../os/files.ts";
+import { makeFolderOnce, readIfThere, writeAtomic } from "../os/files.ts";
 import type { Log } from "../os/log.ts";
 import { messageOf, parseAs } from "../protocol/errors.ts";
 import { Snapshot } from "../protocol/gateway-api.ts";
@@ -26,7 +25,7 @@ export class Routes {
   /** Starts from the snapshot an earlier gateway left, if there is one. */
   static async open(state: string, log: Log): Promise<Routes> {
     const folder = join(state, "gateway");
-    await mkdir(folder, { recursive: true, mode: 0o700 });
+    await makeFolderOnce(folder, 0o700);
     const routes = new Routes(join(folder, "snapshot.json"), log);
     const text = await readIfThere(routes.#file);
     if (text === null) return routes;

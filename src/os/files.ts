@@ -29,20 +29,31 @@ export async function writeAtomic(path: string, content: string | Uint8Array, mo
   }
 }
 
-/** Makes a folder (and its parents) that only this user can enter. */
+/** Makes a folder that only this user can enter, also when it was there and open to others. @throws OperatorError E_FILE */
 export function makePrivateFolder(path: string): Promise<void> {
-  return makeFolder(path, 0o700);
+  return makeFolder(path, 0o700, chmod);
 }
 
-/** Makes a folder (and its parents) that only this user can list; others can pass through to what is theirs in it. */
+/** Makes a folder that only this user can list; others can pass through to what is theirs in it. @throws OperatorError E_FILE */
 export function makePassableFolder(path: string): Promise<void> {
-  return makeFolder(path, 0o711);
+  return makeFolder(path, 0o711, chmod);
 }
 
-async function makeFolder(path: string, mode: number): Promise<void> {
+/**
+ * Makes a folder when it is not there; one that is stays as it is. The folders above are made too, and others may pass
+ * through those: a private folder must not shut away what a neighbour keeps beside it.
+ * @param mode permission bits
+ * @throws OperatorError E_FILE
+ */
+export function makeFolderOnce(path: string, mode: number): Promise<void> {
+  return makeFolder(path, mode, async () => {});
+}
+
+async function makeFolder(path: string, mode: number, settle: (path: string, mode: number) => Promise<void>): Promise<void> {
   try {
+    await mkdir(dirname(path), { recursive: true, mode: 0o755 });
     await mkdir(path, { recursive: true, mode });
-    await chmod(path, mode);
+    await settle(path, mode);
   } catch (error) {
     throw new OperatorError("E_FILE", `cannot make the folder ${path}`, messageOf(error), "check the owner of the folder above");
   }

@@ -1,8 +1,8 @@
 import { randomBytes } from "node:crypto";
-import { appendFile, chmod, link, mkdir, open, readFile, rename, rm, stat } from "node:fs/promises";
+import { appendFile, chmod, link, open, readFile, rename, rm, stat } from "node:fs/promises";
 import { dirname, join } from "node:path";
 import * as v from "valibot";
-import { makePrivateFolder, readIfThere, writeAtomic } from "../os/files.ts";
+import { makeFolderOnce, makePrivateFolder, readIfThere, writeAtomic } from "../os/files.ts";
 import { messageOf, OperatorError } from "../protocol/errors.ts";
 import { ROLES, type Role } from "../protocol/ids.ts";
 import {
@@ -176,7 +176,7 @@ export async function issueInto(options: IssueOptions, circumstances: Circumstan
   const certificate = readCertificate(made.cert);
   if ("unreadable" in certificate)
     throw new OperatorError("E_INTERNAL", "the issued certificate is not right", certificate.unreadable, "report it");
-  await mkdir(out, { recursive: true, mode: 0o700 });
+  await makeFolderOnce(out, 0o700);
   const paths = { ca: join(out, CERT), cert: join(out, `${file_name}.crt`), key: made.key === null ? null : join(out, `${file_name}.key`) };
   await note(folder, {
     serial: certificate.serial,
@@ -247,7 +247,7 @@ export async function listIssued(folder: string): Promise<IssuedCertificate[]> {
 export async function requestWithKeyFile(key_file: string, name: string, role: Role): Promise<{ csr: string; made: boolean }> {
   let made = false;
   if (!(await exists(key_file))) {
-    await mkdir(dirname(key_file), { recursive: true, mode: 0o700 });
+    await makeFolderOnce(dirname(key_file), 0o700);
     await writeNew(
       key_file,
       await makeKey(),

@@ -19,9 +19,9 @@ export const ServerConfig = v.strictObject({
   /** The server's own identity and the authority it trusts. */
   tls: v.optional(v.strictObject({ ca: Path, ...KeyPair }), { ca: "tls/ca.crt", cert: "tls/server.crt", key: "tls/server.key" }),
   /** Where the store and the gateway's last snapshot live. */
-  state: v.optional(Path, "/var/lib/llmgw"),
+  state: v.optional(Path, "/var/lib/llmgw/server"),
   /** Where unix sockets live. */
-  run: v.optional(Path, "/run/llmgw"),
+  run: v.optional(Path, "/run/llmgw/server"),
   /** The file that names the models to serve. */
   catalog: v.optional(Path, "catalog.yaml"),
   /** Engine versions the nodes install; "" = leave this engine alone. */

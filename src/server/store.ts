@@ -1,7 +1,7 @@
-import { mkdir } from "node:fs/promises";
 import { join } from "node:path";
 import * as v from "valibot";
 import type { Happening, Replica } from "../core/world.ts";
+import { makeFolderOnce } from "../os/files.ts";
 import { EventView, ReplicaState, type KeyView } from "../protocol/admin-api.ts";
 import { ModelSpec } from "../protocol/catalog.ts";
 import { OperatorError } from "../protocol/errors.ts";
@@ -110,7 +110,7 @@ export class Store {
    * @throws OperatorError E_FILE (damaged, or of a newer llmgw), E_EXISTS (in use)
    */
   static async open(state: string, new_epoch: number): Promise<Store> {
-    await mkdir(state, { recursive: true, mode: 0o700 });
+    await makeFolderOnce(state, 0o700);
     const path = join(state, FILE);
     const database = await Database.open(path);
     const store = new Store(database);

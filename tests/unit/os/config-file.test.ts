@@ -1,8 +1,10 @@
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
-import { mkdtemp, rm, writeFile } from "node:fs/promises";
+import { mkdtemp, readFile, rm, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import * as v from "valibot";
 import { loadAgentConfig } from "../../../src/os/config-file.ts";
+import { AgentConfig, ServerConfig } from "../../../src/protocol/config.ts";
 import type { OperatorError } from "../../../src/protocol/errors.ts";
 
 let folder: string;
@@ -59,5 +61,27 @@ describe("an agent's configuration", () => {
       (thrown: OperatorError) => thrown,
     );
     expect(error).toMatchObject({ code: "E_CONFIG", why: expect.stringContaining(place) });
+  });
+});
+
+describe("the units of systemd", () => {
+  const folders = async (unit: string) => {
+    const text = await readFile(join(import.meta.dir, "../../../release/systemd", unit), "utf8");
+    const value = (key: string) => new RegExp(`^${key}=(.*)$`, "m").exec(text)?.[1];
+    return { state: `/var/lib/${value("StateDirectory")}`, run: `/run/${value("RuntimeDirectory")}` };
+  };
+  const server = v.parse(ServerConfig, {});
+  const agent = v.parse(AgentConfig, { servers: ["https://b:1"], address: "127.0.0.1" });
+
+  test.each([
+    ["llmgw-server.service", server],
+    ["llmgw-gateway.service", server],
+    ["llmgw-agent.service", agent],
+  ] as const)("%s makes the folders that are the defaults", async (unit, { state, run }) => {
+    expect(await folders(unit)).toEqual({ state, run });
+  });
+
+  test("give server and agent folders of their own, as they run as different users and may share a machine", () => {
+    expect([server.state, server.run]).not.toEqual([agent.state, agent.run]);
   });
 });
