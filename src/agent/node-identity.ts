@@ -12,7 +12,7 @@ export async function loadNodeIdentity(tls: IdentityPaths, node: NodeId): Promis
   const identity = await loadIdentity(tls);
   if (identity.role === "node" && identity.name === node) return identity;
   const why = `${tls.cert} is the certificate of ${identity.role} ${identity.name}`;
-  const remedy = `issue a certificate with llmgw ca issue-node ${node}, or set node`;
+  const remedy = `issue a certificate with llmgw ca issue-node ${node}, or name the node it is for with --node`;
   throw new OperatorError("E_IDENTITY", `this agent cannot be node ${node}`, why, remedy);
 }
 

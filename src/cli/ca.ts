@@ -25,6 +25,9 @@ const days = {
   hidden: true,
 } as const;
 
+/** What a next command needs to find an authority that is not where it usually is. */
+const dirWords = (folder: string) => (folder === dir.default ? "" : ` --dir ${folder}`);
+
 const init = command({
   name: "init",
   about: "Makes a new authority",
@@ -40,7 +43,7 @@ const init = command({
     const paths = await initAuthority(folder, flags.name, circumstancesNow());
     io.out(paths.cert);
     io.err(`made an authority: ${paths.cert} may be shown to everyone, ${paths.key} is its secret; keep a copy of the folder`);
-    io.err("next: llmgw ca issue-server --name NAME --ip ADDRESS");
+    io.err(`next: llmgw ca issue-server --name NAME --ip ADDRESS --out tls${dirWords(flags.dir)}`);
   },
 });
 
@@ -51,7 +54,8 @@ interface Wanted {
   readonly ips: readonly string[];
   readonly dns: readonly string[];
   readonly csr: string | null;
-  readonly next: string;
+  /** What to do next, given the folder of the files. */
+  readonly next: (target: string) => string;
 }
 
 interface IssueFlags {
@@ -80,7 +84,7 @@ async function issue(flags: IssueFlags, io: Io, wanted: Wanted): Promise<void> {
   io.out(issued.cert);
   const rest = issued.key === null ? `${issued.ca}` : `${issued.key} (secret) and ${issued.ca}`;
   io.err(`issued ${role} ${name}, valid for ${flags.days} days: ${issued.cert}, with ${rest}`);
-  io.err(`next: ${next}`);
+  io.err(`next: ${next(target)}`);
 }
 
 const Name = v.pipe(v.string(), v.regex(/^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$/));
@@ -112,7 +116,7 @@ const issueServer = command({
       ips: flags.ip,
       dns: [name],
       csr: null,
-      next: "llmgw ca issue-gateway, then put tls: into server.yaml",
+      next: (target) => `llmgw ca issue-gateway --out ${target}${dirWords(flags.dir)}`,
     });
   },
 });
@@ -131,7 +135,7 @@ const issueGateway = command({
       ips: [],
       dns: [],
       csr: null,
-      next: "llmgw ca issue-admin YOU, then llmgw server",
+      next: (target) => `put ${target} where server.yaml says (/etc/llmgw/tls), then llmgw ca issue-admin YOU${dirWords(flags.dir)}`,
     }),
 });
 
@@ -143,7 +147,6 @@ const issueAdmin = command({
   args: [{ name: "NAME", about: "who it is" }],
   run: async ({ flags, args, io }) => {
     const role = flags.viewer ? "viewer" : "admin";
-    const next = "llmgw ctl context add NAME --server https://ADDRESS:7443 --ca ca.crt --cert admin.crt --key admin.key";
     await issue(flags, io, {
       role,
       name: checkName(args.NAME),
@@ -151,7 +154,10 @@ const issueAdmin = command({
       ips: [],
       dns: [],
       csr: null,
-      next: next.replaceAll("admin.", `${role}.`),
+      next: (target) => {
+        const [ca, cert, key] = ["ca.crt", `${role}.crt`, `${role}.key`].map((file) => join(target, file));
+        return `llmgw ctl context add NAME --server https://ADDRESS:7443 --ca ${ca} --cert ${cert} --key ${key}`;
+      },
     });
   },
 });
@@ -191,7 +197,7 @@ const issueNode = command({
       ips: flags.ip,
       dns: [name],
       csr,
-      next: "copy the files to /etc/llmgw/tls on the node, then llmgw agent",
+      next: (target) => `copy the files of ${target} to /etc/llmgw/tls on the node, then llmgw agent`,
     });
   },
 });

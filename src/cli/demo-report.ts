@@ -1,4 +1,5 @@
 import { NodeList, ReplicaList } from "../protocol/admin-api.ts";
+import { ownProgram } from "../os/program.ts";
 import type { AdminClient } from "./admin-client.ts";
 import type { DemoFolder } from "./demo-folder.ts";
 import { curlLine, type Question } from "./demo-question.ts";
@@ -37,7 +38,7 @@ export async function demoReport(client: AdminClient, folder: DemoFolder, questi
     `endpoint  ${question.endpoint}/v1`,
     `key       ${question.key}`,
     `model     ${question.model}`,
-    `ctl       LLMGW_CONFIG=${folder.ctl_config} llmgw ctl nodes`,
+    `ctl       LLMGW_CONFIG=${folder.ctl_config} ${ownProgram().join(" ")} ctl nodes`,
     `logs      ${folder.logs}`,
     "",
     ...(await clusterState(client)),

@@ -103,7 +103,17 @@ async function clock(machine: Machine): Promise<Finding> {
   const word = "code" in said && said.code === 0 ? said.out.trim() : "";
   if (word === "yes") return pass("kept by NTP", source);
   if (word === "no") return warn("not synchronised", source, "systemctl enable --now systemd-timesyncd (or chrony)");
-  return unknown("cannot be told without a server or timedatectl", source, "give --server");
+  if (server === null)
+    return unknown(
+      "timedatectl does not tell",
+      source,
+      "llmgw doctor --server URL compares it with the server's, once the node has a certificate",
+    );
+  return unknown(
+    "neither the server nor timedatectl tells",
+    source,
+    "see what is said of the server and of the certificate, and run it again",
+  );
 }
 
 const row = (id: string, title: string, why: string, remedy: string, run: Check["run"]): Check => ({ id, title, why, remedy, run });

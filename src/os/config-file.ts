@@ -43,8 +43,15 @@ export async function loadAgentConfig(path: string | null, flags: Readonly<Recor
   if (result.success) return result.output;
   const first = result.issues[0];
   const key = v.getDotPath(first)?.replace(/\.\d+$/, "") ?? "";
-  const why = key in merged ? `${key}: ${first.message}` : `${key} is needed`;
-  throw new OperatorError("E_CONFIG", "the agent's flags are not usable", why, "see llmgw agent --help; every key of agent.yaml is a flag");
+  const flag = `--${["servers", "fabrics"].includes(key) ? key.slice(0, -1) : key.replaceAll(/[._]/g, "-")}`;
+  if (key in merged)
+    throw new OperatorError("E_CONFIG", "the agent's flags are not usable", `${flag}: ${first.message}`, "see llmgw agent --help");
+  throw new OperatorError(
+    "E_CONFIG",
+    `the agent needs ${flag}`,
+    "neither a flag nor a file names it",
+    `give ${flag}, or --config /etc/llmgw/agent.yaml`,
+  );
 }
 
 /** What an agent without a file starts from: all that has a default. */

@@ -157,7 +157,14 @@ export async function readConfigText(path: string, subject: string): Promise<str
     );
   } catch (error) {
     if (error instanceof OperatorError) throw error;
-    throw new OperatorError("E_CONFIG", `cannot read ${subject}`, messageOf(error), `check that ${path} is there and readable`);
+    const missing = (error as NodeJS.ErrnoException).code === "ENOENT";
+    const why = missing ? `there is no ${path}` : messageOf(error);
+    throw new OperatorError(
+      "E_CONFIG",
+      `cannot read ${subject}`,
+      why,
+      missing ? "write it, or name another file" : `check the owner and mode of ${path}`,
+    );
   }
 }
 

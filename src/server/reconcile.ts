@@ -101,7 +101,7 @@ export class Reconciler {
     const events = [...fleet.transitions(now_ms), ...decision.events];
     const news = changed.length > 0 || gone.length > 0 || events.length > 0;
     if (news || nodes.length > 0) await store.commit({ version, changed, gone, events }, now_ms);
-    for (const { level, kind, subject, text } of events) log[level](text, { kind, subject });
+    for (const { level, kind, subject, text } of events) log[level](`${subject}: ${text}`, { kind });
     fleet.replicas = decision.replicas;
     for (const id of asked_for) fleet.to_replace.delete(id);
     fleet.refusals = decision.refusals;

@@ -179,7 +179,7 @@ function warningsOf(
         "model-short",
         `model/${model.name}`,
         `${model.ready} of ${model.wanted} replicas are ready: ${model.reason}`,
-        "llmgw ctl replicas",
+        `llmgw ctl why model/${model.name}`,
       );
   }
   if (config_fault !== null)

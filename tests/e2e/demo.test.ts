@@ -72,7 +72,7 @@ test(
     const demo = startDemo("--nodes", "2");
     await ready(demo);
     expect(field(demo, "answer")).not.toBe("");
-    const config = /LLMGW_CONFIG=(\S+) llmgw ctl nodes/.exec(demo.out())?.[1] ?? "";
+    const config = /LLMGW_CONFIG=(\S+) \S*llmgw\S* ctl nodes/.exec(demo.out())?.[1] ?? "";
     const nodes = await runBinary(["ctl", "nodes", "-o", "name"], { LLMGW_CONFIG: config });
     expect(nodes).toEqual({ code: 0, out: "node-1\nnode-2\n", err: "" });
     const replicas = await runBinary(["ctl", "replicas", "-o", "json"], { LLMGW_CONFIG: config });

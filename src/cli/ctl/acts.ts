@@ -23,7 +23,9 @@ export const revokeCommand = command({
       const remedy = meant ? `llmgw ctl revoke ${meant}` : `llmgw ctl revoke ${args.NODE} --force, when its certificate was never used`;
       throw new OperatorError("E_NOT_FOUND", `there is no node "${args.NODE}"`, "no node of that name has joined", remedy);
     }
-    const session = node ? `, drop its session (${node.state}) and leave ${node.replicas.length} replicas to be replaced` : "";
+    const session = node
+      ? `, drop its session (${node.state}) and leave what runs there (${node.replicas.join(", ") || "nothing"}) to be replaced`
+      : "";
     if (flags["dry-run"]) return io.err(`would refuse every certificate of ${args.NODE} issued until now${session}`);
     await client.send("POST", "/admin/v1/revoke", { name: args.NODE }, object({}));
     io.err(`every certificate of ${args.NODE} issued until now is refused`);
@@ -43,7 +45,6 @@ export const reloadCommand = command({
       return io.err("would make the server read its files again; llmgw config check FILE says beforehand whether they are valid");
     }
     const { changed } = await client.send("POST", "/admin/v1/reload", {}, ReloadAnswer);
-    io.err(changed.length === 0 ? "nothing changed" : "changed:");
-    if (changed.length > 0) io.out(changed.join("\n"));
+    io.err(changed.length === 0 ? "nothing changed" : `changed: ${changed.join(", ")}`);
   },
 });

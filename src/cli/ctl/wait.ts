@@ -78,7 +78,7 @@ async function waitFor(subject: string, look: Look, client: AdminClient, length_
     last = text;
     const left_ms = end_ms - performance.now();
     if (left_ms <= 0)
-      throw new OperatorError("E_TIMEOUT", `${subject} is not ready`, text, "llmgw ctl events, or wait longer with --timeout");
+      throw new OperatorError("E_TIMEOUT", `${subject} is not ready`, text, `llmgw ctl why ${subject}, or wait longer with --timeout`);
     await sleep(Math.min(WAIT_POLL_MS, left_ms));
   }
 }

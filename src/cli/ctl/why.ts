@@ -1,6 +1,7 @@
 import { EventList, ModelList, NodeList, ReplicaList, type EventView, type ReplicaView } from "../../protocol/admin-api.ts";
 import { OperatorError } from "../../protocol/errors.ts";
 import { LISTED_EVENTS_COUNT } from "../../protocol/limits.ts";
+import { nearest } from "../../protocol/nearest.ts";
 import type { AdminClient } from "../admin-client.ts";
 import { command } from "../frame.ts";
 import { age, span, table } from "../output.ts";
@@ -63,31 +64,48 @@ async function explainNode(client: AdminClient, id: string, now_ms: number): Pro
   return [...lines, ...(await happenings(client, `node/${id}`, now_ms))];
 }
 
+async function explainReplica(client: AdminClient, id: string, now_ms: number): Promise<string[]> {
+  return [...replicaLines(await replicaOf(client, id), now_ms), ...(await happenings(client, `replica/${id}`, now_ms))];
+}
+
+const EXPLAIN = { replica: explainReplica, node: explainNode, model: explainModel } as const;
+type Kind = keyof typeof EXPLAIN;
+const isKind = (word: string | undefined): word is Kind => word !== undefined && Object.hasOwn(EXPLAIN, word);
+
+/** What a name without its kind is. @throws OperatorError E_NOT_FOUND */
+async function kindOf(client: AdminClient, name: string): Promise<Kind> {
+  const [models, nodes, replicas] = await Promise.all([
+    client.get("/admin/v1/models", ModelList),
+    client.get("/admin/v1/nodes", NodeList),
+    client.get("/admin/v1/replicas", ReplicaList),
+  ]);
+  if (models.items.some((model) => model.name === name)) return "model";
+  if (nodes.items.some((node) => node.id === name)) return "node";
+  if (replicas.items.some((replica) => replica.id === name)) return "replica";
+  const names = [...models.items.map((model) => model.name), ...nodes.items.map(({ id }) => id), ...replicas.items.map(({ id }) => id)];
+  const meant = nearest(name, names);
+  const remedy = meant ? `llmgw ctl why ${meant}` : "llmgw ctl status";
+  throw new OperatorError("E_NOT_FOUND", `nothing is called "${name}"`, "no model, node or replica has that name", remedy);
+}
+
 export const whyCommand = command({
   name: "why",
   about: "Says why a replica, node or model is as it is",
-  examples: ["llmgw ctl why replica coder-a1b2c", "llmgw ctl why model coder", "llmgw ctl why node gpu-07"],
+  examples: ["llmgw ctl why model/coder", "llmgw ctl why replica coder-a1b2c", "llmgw ctl why gpu-07"],
   flags: reachFlags,
   args: [
-    { name: "KIND", about: "replica, node or model" },
-    { name: "NAME", about: "which" },
+    { name: "SUBJECT", about: "a name, KIND/NAME, or KIND and NAME; a kind is replica, node or model" },
+    { name: "NAME", about: "the name, when SUBJECT is a kind alone", optional: true },
   ],
   run: async ({ flags, args, io }) => {
+    const whole = args.NAME === undefined ? args.SUBJECT : `${args.SUBJECT}/${args.NAME}`;
+    const slash = whole.indexOf("/");
+    const [kind, name] = slash === -1 ? [undefined, whole] : [whole.slice(0, slash), whole.slice(slash + 1)];
+    if (kind !== undefined && !isKind(kind))
+      throw new OperatorError("E_USAGE", `cannot explain a "${kind}"`, "it is replica, node or model", `llmgw ctl why ${name}`);
     const client = await reach(flags, io);
-    const now_ms = Date.now();
-    const { KIND, NAME } = args;
-    const explain: Record<string, () => Promise<string[]>> = {
-      replica: async () => [
-        ...replicaLines(await replicaOf(client, NAME), now_ms),
-        ...(await happenings(client, `replica/${NAME}`, now_ms)),
-      ],
-      node: () => explainNode(client, NAME, now_ms),
-      model: () => explainModel(client, NAME, now_ms),
-    };
-    const chosen = explain[KIND];
-    if (!chosen)
-      throw new OperatorError("E_USAGE", `cannot explain a "${KIND}"`, "it is replica, node or model", `llmgw ctl why model ${NAME}`);
-    io.out((await chosen()).join("\n"));
+    const explain = EXPLAIN[kind ?? (await kindOf(client, name))];
+    io.out((await explain(client, name, Date.now())).join("\n"));
   },
 });
 

@@ -254,6 +254,26 @@ test.each([
   expect(asked.filter((line) => !line.startsWith("GET "))).toEqual([change]);
 });
 
+test.each([
+  [["m"], /^m: 1 of 2 replicas are ready.*\n\nm-abcde is failed/],
+  [["model/m"], /^m: 1 of 2 replicas are ready/],
+  [["node", "gpu-01"], /^gpu-01 is ready/],
+  [["m-abcde"], /^m-abcde is failed for .* on gpu-01\n {2}the engine ended\n/],
+  [["replica/m-abcde"], /^m-abcde is failed/],
+])("why takes a name, a kind and a name, or both in one word: %p", async (words, told) => {
+  expect((await ctl(["why", ...words])).out).toMatch(told);
+});
+
+test.each([
+  [["m-abcdf"], "E_NOT_FOUND", "llmgw ctl why m-abcde"],
+  [["zzzzzzzz"], "E_NOT_FOUND", "llmgw ctl status"],
+  [["key/k1"], "E_USAGE", "llmgw ctl why k1"],
+])("why of %p is an error that says what to ask", async (words, code, remedy) => {
+  const { err } = await ctl(["why", ...words]);
+  expect(err).toContain(code);
+  expect(err).toContain(`try: ${remedy}`);
+});
+
 test("logs are printed as they come", async () => {
   expect((await ctl(["logs", "m-abcde", "--lines", "2", "--rank", "1", "--follow"])).out).toBe("one\ntwo\n");
   expect(asked).toEqual(["GET /admin/v1/replicas/m-abcde/log?lines=2&rank=1&follow=1"]);
