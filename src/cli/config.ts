@@ -1,5 +1,7 @@
 import { parse } from "yaml";
 import { record, string, unknown, type GenericSchema } from "valibot";
+import { checkExposure } from "../gateway/gateway.ts";
+import { parseFabric } from "../hardware/fabric-declaration.ts";
 import { checkYaml, parseYaml, readConfigText } from "../os/yaml.ts";
 import { Catalog } from "../protocol/catalog.ts";
 import { AgentConfig, ServerConfig } from "../protocol/config.ts";
@@ -51,7 +53,10 @@ const check = command({
     const kind = flags.kind ?? kindOf(text, file);
     const { faults } = checkYaml(text, SCHEMAS[kind]);
     for (const fault of faults?.slice(1) ?? []) io.err(`${file}:${fault.line}:${fault.column}: ${fault.what}`);
-    parseYaml(text, file, SCHEMAS[kind], `this ${kind} file`);
+    const subject = `this ${kind} file`;
+    if (kind === "server") checkExposure(parseYaml(text, file, ServerConfig, subject));
+    else if (kind === "agent") parseYaml(text, file, AgentConfig, subject).fabrics?.forEach((each) => parseFabric(each));
+    else parseYaml(text, file, Catalog, subject);
     io.out(`${file}: ${kind} file, valid`);
   },
 });

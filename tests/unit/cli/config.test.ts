@@ -1,5 +1,10 @@
 import { expect, test } from "bun:test";
-import { recognise } from "../../../src/cli/config.ts";
+import { mkdtemp, rm } from "node:fs/promises";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { configCommands, recognise } from "../../../src/cli/config.ts";
+import { dispatch } from "../../../src/cli/frame.ts";
+import type { OperatorError } from "../../../src/protocol/errors.ts";
 
 test.each([
   ["models: []", "catalog"],
@@ -11,4 +16,23 @@ test.each([
   ["3", null],
 ])("%j is of kind %s", (text, kind) => {
   expect(recognise(text)).toBe(kind as ReturnType<typeof recognise>);
+});
+
+test.each([
+  ['listen: { gateway: "0.0.0.0:8080" }', "in clear"],
+  ["gateway: { auth: none }\nlisten: { gateway: 10.0.0.2:8080 }", "loopback only"],
+  ["servers: [https://a:1]\naddress: 10.0.0.1\nfabrics: [IB!]", "is no name"],
+])("%j reads well, but no program would start from it", async (text, why) => {
+  const folder = await mkdtemp(join(tmpdir(), "llmgw-check-"));
+  try {
+    await Bun.write(join(folder, "file.yaml"), text);
+    const io = { out: () => {}, err: () => {}, isTerminal: false, isErrTerminal: false, color: false, env: {}, cwd: folder };
+    const error = await dispatch(configCommands, ["check", join(folder, "file.yaml")], io).then(
+      () => null,
+      (thrown: OperatorError) => thrown,
+    );
+    expect(error).toMatchObject({ code: "E_CONFIG", why: expect.stringContaining(why) });
+  } finally {
+    await rm(folder, { recursive: true, force: true });
+  }
 });
