@@ -35,6 +35,7 @@ import { examine, openFabrics } from "./examination.ts";
 import { keepSession, ServerLink } from "./link.ts";
 import { changedFiles, loadNodeIdentity } from "./node-identity.ts";
 import { NodeState } from "./node-state.ts";
+import { Places } from "./places.ts";
 import type { RankContext } from "./rank.ts";
 import { Ranks } from "./ranks.ts";
 import { Signal } from "./signal.ts";
@@ -94,6 +95,7 @@ function ranksOf(options: AgentOptions, rest: Pick<RankContext, "engine_user" | 
     node,
     log: log.with({ component: "agent", node }),
     weights: new WeightStore(join(config.state, "weights")),
+    places: new Places(node),
     tls: config.tls,
     ranks_folder: join(config.state, "ranks"),
     socket_folder: join(config.run, "r"),
@@ -166,6 +168,7 @@ class Agent {
         node: this.#node,
         version: VERSION,
         session_key: this.#state.session_key,
+        joins: await this.#state.nextJoin(),
         address: this.#options.config.address,
         clock_ms: Date.now(),
         inventory: this.#inventory,

@@ -7,10 +7,11 @@ import type { Log } from "../os/log.ts";
 import { bootId } from "../os/process.ts";
 import type { SessionKey } from "../protocol/agent-api.ts";
 import { messageOf } from "../protocol/errors.ts";
+import { Count } from "../protocol/ids.ts";
 import { comparePlanVersions, PlanVersion, Revocation } from "../protocol/plan.ts";
 
 /** What the newest server said that has to be known also without one: the newest plan's version, and who is revoked. */
-const Seen = v.object({ ...PlanVersion.entries, revocations: v.optional(v.array(Revocation), []) });
+const Seen = v.object({ ...PlanVersion.entries, revocations: v.optional(v.array(Revocation), []), joins: v.optional(Count, 0) });
 type Seen = v.InferOutput<typeof Seen>;
 
 /** What an agent remembers across its restarts, in `<state>/agent/`. */
@@ -36,7 +37,7 @@ export class NodeState {
     const seen = v.safeParse(v.pipe(v.string(), v.parseJson(), Seen), text);
     if (text !== null && !seen.success) log.warn("cannot read what was seen last; taking any plan", { file });
     const session_key = { machine_id: await machineId(folder), boot_id: await bootId(), agent_start_id: randomUUID() };
-    return new NodeState(file, log, seen.success ? seen.output : { epoch: 0, generation: 0, revocations: [] }, session_key);
+    return new NodeState(file, log, seen.success ? seen.output : { epoch: 0, generation: 0, revocations: [], joins: 0 }, session_key);
   }
 
   /** The version of the newest plan this node was ever given. */
@@ -54,6 +55,12 @@ export class NodeState {
     const order = comparePlanVersions({ epoch, generation }, this.#seen);
     if (order > 0) await this.#keep({ ...this.#seen, epoch, generation });
     return order >= 0;
+  }
+
+  /** The number of the next join. */
+  async nextJoin(): Promise<number> {
+    await this.#keep({ ...this.#seen, joins: this.#seen.joins + 1 });
+    return this.#seen.joins;
   }
 
   /** @returns false when nothing is new */

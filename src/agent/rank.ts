@@ -14,13 +14,14 @@ import { PROTOCOL } from "../protocol/protocol.ts";
 import type { ShimSpec, ShimStatus } from "../protocol/shim-api.ts";
 import { tailOf } from "../shim/rank-log.ts";
 import type { WeightStore } from "../weights/store.ts";
+import type { Places } from "./places.ts";
 import { ShimClient } from "./shim-client.ts";
 
 /** How long a sweep of a dead shim's processes may take, in ms. */
 const SWEEP_MS = 10_000;
 /** A shim found again is waited for this long at first, so that one that hangs does not keep the agent from starting, in ms. */
 const GREETING_MS = 5_000;
-/** Wait before a shim that did not answer is asked again, in ms. */
+/** Wait before a shim that did not answer, or a place that was taken, is asked for again, in ms. */
 const ASK_AGAIN_MS = 50;
 
 /** What all ranks of a node share. */
@@ -28,6 +29,7 @@ export interface RankContext {
   readonly node: string;
   readonly log: Log;
   readonly weights: WeightStore;
+  readonly places: Places;
   readonly tls: ShimSpec["tls"];
   /** Where attempts have their folders. */
   readonly ranks_folder: string;
@@ -97,6 +99,7 @@ export class Rank {
       await makeFolderOnce(this.folder, 0o711);
       await writeAtomic(join(this.folder, "launch.json"), JSON.stringify(this.launch), 0o600);
       const weights_path = await this.#obtainWeights();
+      await this.#takePlaces();
       if (this.#stop) return await this.#end("stopped", this.#stop.reason);
       if (this.#context.closed.aborted) return;
       await this.#startShim(weights_path);
@@ -120,6 +123,7 @@ export class Rank {
     const [spec, exit] = await Promise.all([readIfThere(spec_file), readIfThere(join(this.folder, "exit.json"))]);
     if (spec === null && exit === null) return false;
     this.#begun = true;
+    this.#context.places.take(this.launch);
     if (exit !== null) {
       await this.#takeExit("it ended");
       await this.clearSockets();
@@ -254,6 +258,18 @@ export class Rank {
     return path;
   }
 
+  /** Waits until the attempt before has left the GPUs and ports, or this one is to stop. */
+  async #takePlaces(): Promise<void> {
+    const { places, closed } = this.#context;
+    for (;;) {
+      if (this.#stop || closed.aborted) return;
+      const missing = places.take(this.launch);
+      if (missing === null) return;
+      if (this.#status.detail !== missing) this.#change({ detail: missing });
+      await Bun.sleep(ASK_AGAIN_MS);
+    }
+  }
+
   async #startShim(weights_path: string | null): Promise<void> {
     const { node, tls, engine_user, owner_pid, socket_folder } = this.#context;
     const { engine } = this.launch;
@@ -296,8 +312,7 @@ export class Rank {
     // What is to stop is not shown as starting or ready again because the shim has not heard of it.
     const shown = this.#stop && (phase === "starting" || phase === "ready") ? "stopping" : phase;
     const pid_now = phase === "exited" ? null : engine_pid;
-    this.#status = { ...this.#status, phase: shown, since_ms, detail, engine_pid: pid_now, progress, exit };
-    this.#context.changed();
+    this.#show({ ...this.#status, phase: shown, since_ms, detail, engine_pid: pid_now, progress, exit });
   }
 
   async #end(kind: RankExit["kind"], reason: string): Promise<void> {
@@ -319,7 +334,12 @@ export class Rank {
 
   #change(change: Partial<RankStatus>): void {
     const since_ms = change.phase === undefined || change.phase === this.#status.phase ? this.#status.since_ms : Date.now();
-    this.#status = { ...this.#status, ...change, since_ms };
+    this.#show({ ...this.#status, ...change, since_ms });
+  }
+
+  #show(status: RankStatus): void {
+    this.#status = status;
+    if (status.phase === "exited") this.#context.places.release(this.launch);
     this.#context.changed();
   }
 

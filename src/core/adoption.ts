@@ -1,7 +1,7 @@
 import type { RankStatus } from "../protocol/agent-api.ts";
 import type { ModelSpec } from "../protocol/catalog.ts";
 import type { AttemptId, NodeId, ReplicaId } from "../protocol/ids.ts";
-import type { RankLaunch } from "../protocol/plan.ts";
+import { placesOf } from "../protocol/plan.ts";
 import { enter } from "./lifecycle.ts";
 import { specKey, specOfLaunch } from "./spec.ts";
 import { runs } from "./world.ts";
@@ -54,11 +54,6 @@ function orphans(world: World, records: readonly Replica[]): Map<ReplicaId, Foun
 
 const isIdle = ({ state }: Replica): boolean => state === "pending" || state === "failed";
 const isOwn = ({ placements }: Replica, { attempt }: RankStatus): boolean => placements.some(({ launch }) => launch.attempt === attempt);
-
-/** What only one attempt can hold. */
-function placesOf(node: NodeId, launch: RankLaunch): string[] {
-  return [`${launch.door.address} ${launch.door.port}`, ...launch.gpus.map((gpu) => `${node} ${gpu}`)];
-}
 
 /** Which attempt holds what, by what the nodes say. */
 function holders(world: World): Map<string, AttemptId> {

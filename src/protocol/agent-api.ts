@@ -61,6 +61,8 @@ export const JoinRequest = v.object({
   node: NodeId,
   version: v.string(),
   session_key: SessionKey,
+  /** Rises with each join of a node, also across restarts of its agent: an older one that comes late changes nothing. */
+  joins: v.optional(Count, 0),
   address: v.string(),
   /** The node's clock when it sent this. */
   clock_ms: TimeMs,

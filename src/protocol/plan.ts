@@ -60,6 +60,13 @@ export const RankLaunch = v.object({
 });
 export type RankLaunch = v.InferOutput<typeof RankLaunch>;
 
+/** What only one attempt at a time can hold: a node's GPUs, and the ports of its door and of its gang, as words. */
+export function placesOf(node: NodeId, { door, gpus, gang }: RankLaunch): string[] {
+  const { first, count } = gang?.ports ?? { first: 0, count: 0 };
+  const ports = [door.port, ...Array.from({ length: count }, (_, index) => first + index)];
+  return [...ports.map((port) => `port ${port} of ${door.address}`), ...gpus.map((uuid) => `GPU ${uuid} of ${node}`)];
+}
+
 /** A node's part of the plan. A rank that is not in it is to be stopped, by its engine's stop order. */
 export const NodePlan = v.object({
   version: PlanVersion,

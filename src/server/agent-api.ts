@@ -12,7 +12,7 @@ import { PROTOCOL } from "../protocol/protocol.ts";
 import { VERSION } from "../protocol/version.ts";
 import type { Fleet, FleetNode } from "./fleet.ts";
 import { findRoute, goneSignal, readJson, sendJson, type Route } from "./http.ts";
-import { decideJoin, type Session } from "./sessions.ts";
+import { decideJoin, refuseOlderJoin, type Session } from "./sessions.ts";
 import type { Store, StoredNode } from "./store.ts";
 
 export interface AgentApiParts {
@@ -89,6 +89,8 @@ export class AgentApi {
     const now_ms = now();
     const before = fleet.nodes.get(node);
     this.#refuseOther(before, join, peer, now_ms);
+    const same = before?.kept.machine_id === join.session_key.machine_id;
+    refuseOlderJoin(node, same ? before.session : null, join.joins, now_ms);
     const kept: StoredNode = {
       id: node,
       address: join.address,
@@ -102,7 +104,7 @@ export class AgentApi {
       inventory: join.inventory,
     };
     const { session_key: key } = join;
-    const told = { seq: 0, last_seen_ms: now_ms, planned: false, revocations: -1 };
+    const told = { seq: 0, joins: join.joins, last_seen_ms: now_ms, planned: false, revocations: -1 };
     const session: Session = { id: randomUUID(), key, serial: peer.serial, address: peer.address, ...told };
     await store.saveNode(kept);
     fleet.nodes.set(node, { kept, session, ranks: join.ranks });

@@ -10,6 +10,8 @@ export interface Session {
   readonly address: string;
   /** Number of the last report that counted. */
   seq: number;
+  /** Number of the join it began with. */
+  readonly joins: number;
   last_seen_ms: number;
   /** True once a decision has seen what this session told: before that the node's part could lack what runs there. */
   planned: boolean;
@@ -46,4 +48,16 @@ export function decideJoin(
     why,
     "give each machine its own name and certificate, or stop the other agent",
   );
+}
+
+/**
+ * Refuses a join that was sent before the one a node's session began with and only now arrives, as after a stall: what it
+ * says of the node's ranks is no longer so. Once the session is silent for long it is believed: a node whose disk was full
+ * counts anew.
+ * @throws OperatorError E_STALE_SESSION
+ */
+export function refuseOlderJoin(node: string, before: Session | null, joins: number, now_ms: number): void {
+  if (!before || joins === 0 || joins > before.joins || now_ms - before.last_seen_ms >= DUPLICATE_NODE_WINDOW_MS) return;
+  const why = `it is join ${joins} of the node, its session began with ${before.joins}`;
+  throw new OperatorError("E_STALE_SESSION", `node ${node} has joined since`, why, "the agent joins again by itself");
 }

@@ -41,6 +41,7 @@ function joinAs(node: string, machine_id = randomUUID()): Try {
     protocol: PROTOCOL,
     node,
     version: "0.1.0",
+    joins: 0,
     session_key: { machine_id, boot_id: randomUUID(), agent_start_id: randomUUID() },
     address: "127.0.0.99",
     clock_ms: Date.now(),

@@ -99,6 +99,31 @@ describe("an agent", () => {
   );
 
   test(
+    "starts nothing on a port or GPU that an attempt before still holds, says so, and starts it when that has ended",
+    async () => {
+      node.start();
+      const { launch } = await serving(node.launch({ gpus: ["GPU-1"] }));
+      const [shim = 0] = await shimsOf(specOf(launch));
+      process.kill(shim, "SIGSTOP");
+      const [next, unwanted] = [node.launch({ gpus: ["GPU-1"] }), node.launch({ door: launch.door })];
+      server.plan([next, unwanted]);
+      for (const { attempt } of [next, unwanted]) {
+        const waits = await server.sees(attempt, "a rank that waits", ({ detail }) =>
+          detail.endsWith(`is still held by ${launch.attempt}`),
+        );
+        expect(waits.phase).toBe("starting");
+      }
+      server.plan([next]);
+      await server.sees(unwanted.attempt, "the end of what waits", isPhase("exited"));
+      expect(await shimsOf(specOf(next))).toEqual([]);
+      process.kill(shim, "SIGCONT");
+      await server.sees(next.attempt, "the next one ready", isPhase("ready"));
+      expect(await shimsOf(specOf(unwanted))).toEqual([]);
+    },
+    TEST_MS,
+  );
+
+  test(
     "ended with SIGTERM, and started again without any server: the engine runs on",
     async () => {
       const first = node.spawn();

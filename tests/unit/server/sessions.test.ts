@@ -1,6 +1,6 @@
 import { expect, test } from "bun:test";
 import { DUPLICATE_NODE_WINDOW_MS } from "../../../src/protocol/limits.ts";
-import { decideJoin } from "../../../src/server/sessions.ts";
+import { decideJoin, refuseOlderJoin, type Session } from "../../../src/server/sessions.ts";
 
 const NOW_MS = 1_000_000;
 const holder = (silent_ms: number) => ({ machine_id: "m1", address: "10.0.0.1", last_seen_ms: NOW_MS - silent_ms });
@@ -16,4 +16,29 @@ test.each([
   const join = () => decideJoin("a", before, from(machine), NOW_MS);
   if (admitted) return expect(join).not.toThrow();
   expect(join).toThrow(expect.objectContaining({ code: "E_DUPLICATE_NODE", why: expect.stringMatching(/10\.0\.0\.1.*10\.0\.0\.2/) }));
+});
+
+const session = (joins: number, silent_ms: number): Session => ({
+  id: "s",
+  key: from("m1").key,
+  serial: "",
+  address: "",
+  seq: 0,
+  planned: true,
+  revocations: 0,
+  joins,
+  last_seen_ms: NOW_MS - silent_ms,
+});
+
+test.each([
+  ["the next join", session(3, 0), 4, true],
+  ["the first of a node", null, 1, true],
+  ["the same one once more", session(3, 0), 3, false],
+  ["one that was sent before and comes late", session(3, 5_000), 2, false],
+  ["one that counts anew, once the session has been silent for long", session(3, DUPLICATE_NODE_WINDOW_MS), 1, true],
+  ["one of an agent that does not count", session(3, 0), 0, true],
+] as const)("%s", (_name, before, joins, admitted) => {
+  const join = () => refuseOlderJoin("a", before, joins, NOW_MS);
+  if (admitted) expect(join).not.toThrow();
+  else expect(join).toThrow(expect.objectContaining({ code: "E_STALE_SESSION" }));
 });
