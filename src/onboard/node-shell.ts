@@ -12,16 +12,20 @@ export interface NodeShell {
   write(path: string, content: string, mode: number): Promise<void>;
 }
 
+/** What sudo says, slowly, on a machine that cannot find its own name. */
+const NAMELESS = /unable to resolve host/;
+
 /**
  * The shell of a login: root's own, or that of a user who may become root without a password.
  * @throws OperatorError E_SSH when the user may not
  */
-export async function nodeShell(remote: Remote, user: string, host: string): Promise<NodeShell> {
+export async function nodeShell(remote: Remote, user: string, host: string, say: (text: string) => void): Promise<NodeShell> {
   const { out, err } = await remote.run(["id", "-u"]);
   const become = out.trim() === "0" ? [] : ["sudo", "-n", "--"];
   if (become.length > 0 && /^\d+$/.test(out.trim())) {
     const tried = await remote.run([...become, "true"]);
     if (tried.code !== 0) throw sudoRefused(user, host, tried);
+    if (NAMELESS.test(tried.err)) say("sudo there looks for the machine's own name first, which makes it slow: put it into /etc/hosts");
   } else if (become.length > 0) {
     const said = `${out} ${err}`.trim().replaceAll(/\s+/g, " ").slice(0, 300);
     throw new OperatorError(
@@ -57,6 +61,7 @@ const WRITE = `
 umask 077
 new="$(dirname "$1")/.llmgw-$$.new"
 trap 'rm -f "$new"' EXIT
+trap 'exit 1' HUP PIPE TERM
 mkdir -p "$(dirname "$1")"
 cat > "$new"
 [ "$(sha256sum < "$new" | cut -c1-64)" = "$2" ] || { echo "what arrived is not what was sent" >&2; exit 1; }

@@ -4,6 +4,7 @@
  * came to be.
  */
 import { openAuthority } from "../pki/ca-folder.ts";
+import { readCertificate } from "../pki/certificate.ts";
 import type { NodeView } from "../protocol/admin-api.ts";
 import { OperatorError } from "../protocol/errors.ts";
 import { ONBOARD_CLOCK_WARN_MS, ONBOARD_RECONNECTS_COUNT } from "../protocol/limits.ts";
@@ -94,12 +95,13 @@ async function onboardOver(options: OnboardOptions, { ca, servers, since_ms }: G
     () => `${ssh.user}@${ssh.host}${ssh.port === 22 ? "" : ` port ${ssh.port}`}`,
   );
   try {
-    const shell = await nodeShell(remote, ssh.user, ssh.host);
+    const shell = await nodeShell(remote, ssh.user, ssh.host, (text) => report.note(text));
     const facts = await timed(report, "facts", () => factsOf(shell, node), describe);
     const job = jobOf(options, facts, ca);
     const refusal = refusalOf(facts, { node, binary_bytes: facts.binary === job.binary.digest ? 0 : job.binary.size, now_ms: Date.now() });
     if (refusal !== null) throw refusal;
     warnOfClock(facts, report);
+    if (!options.renew) await refuseRevoked(facts, node, servers);
     const plan = await planSteps(STEPS, job, facts);
     if (options.dry_run) {
       showPlan(plan, report);
@@ -136,6 +138,16 @@ function warnOfClock({ clock_s }: NodeFacts, report: Reporter): void {
   report.note(
     `its clock is ${Math.round(Math.abs(ahead_ms) / 1_000)} s ${ahead_ms > 0 ? "ahead" : "behind"}; timedatectl set-ntp true mends that`,
   );
+}
+
+/** @throws OperatorError E_REVOKED when the certificate that is there was revoked: only --renew may bring such a node back */
+async function refuseRevoked({ cert }: NodeFacts, node: string, servers: ControlPlane): Promise<void> {
+  const certificate = cert === null ? null : readCertificate(cert);
+  if (certificate === null || "unreadable" in certificate) return;
+  const revoked = (await servers.events(node, certificate.issued_ms)).findLast(({ kind }) => kind === "certificate-revoked");
+  if (revoked === undefined) return;
+  const when = new Date(revoked.at_ms).toISOString();
+  throw new OperatorError("E_REVOKED", `the certificate of ${node} was revoked`, `${when}: ${revoked.text}`, "--renew gives it a new one");
 }
 
 function showPlan(plan: readonly (readonly Due[])[], report: Reporter): void {

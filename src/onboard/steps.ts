@@ -8,7 +8,7 @@ import { circumstancesNow, issueInto } from "../pki/ca-folder.ts";
 import { readCertificate } from "../pki/certificate.ts";
 import type { NodeView } from "../protocol/admin-api.ts";
 import { OperatorError } from "../protocol/errors.ts";
-import { ONBOARD_JOIN_MS, ONBOARD_JOIN_POLL_MS } from "../protocol/limits.ts";
+import { ONBOARD_JOIN_MS, ONBOARD_JOIN_POLL_MS, ONBOARD_RESTARTS_COUNT } from "../protocol/limits.ts";
 import { agentConfigOf } from "./agent-config.ts";
 import { certificateNeed } from "./certificate-need.ts";
 import { AGENT_UNIT, ENGINE_USER, NODE_PATHS } from "./node-paths.ts";
@@ -23,6 +23,7 @@ const INSTALL = `
 umask 022
 new="$(dirname "$1")/.llmgw-$$.new"
 trap 'rm -f "$new"' EXIT
+trap 'exit 1' HUP PIPE TERM
 mkdir -p "$(dirname "$1")"
 cat > "$new"
 [ "$(sha256sum < "$new" | cut -c1-64)" = "$2" ] || { echo "what arrived is not what was sent" >&2; exit 1; }
@@ -55,7 +56,7 @@ function notInstalled(code: number, words: string, path: string, arch: string): 
     return new OperatorError(
       "E_NODE",
       "llmgw does not run on the node",
-      `${path} is for ${arch}, the machine is not`,
+      `${path} is no program of its kind (${arch})`,
       "name another --binary",
     );
   if (/no space left/i.test(words))
@@ -171,6 +172,14 @@ const engines: Step = {
 /** Steps after which the agent has to be started anew. */
 const RESTART_AFTER = ["binary", "certificate", "config", "unit"];
 
+/** The count of restarts begins at nothing again: it tells afterwards whether the agent stays up. */
+const START = `
+systemctl daemon-reload
+systemctl enable -q "$1"
+systemctl reset-failed "$1" 2>/dev/null || true
+systemctl restart "$1"
+`;
+
 const start: Step = {
   name: "agent",
   need: (_job, { active, enabled }, due) => {
@@ -180,7 +189,7 @@ const start: Step = {
     return enabled === "enabled" ? null : "it would not start at boot";
   },
   apply: async ({ shell }) => {
-    await shell.script("starting the agent", 'systemctl daemon-reload; systemctl enable -q "$1"; systemctl restart "$1"', [AGENT_UNIT]);
+    await shell.script("starting the agent", START, [AGENT_UNIT]);
     return `${AGENT_UNIT} was started; engines that ran go on`;
   },
 };
@@ -204,10 +213,19 @@ async function waitJoined(work: Work): Promise<NodeView> {
   while (performance.now() < end_ms) {
     const came = !restarted || (await servers.events(job.node, since_ms)).some(({ kind }) => kind === "node-joined");
     last = came ? await servers.node(job.node) : last;
-    if (came && last?.state === "ready") return last;
+    // Its last word must be newer than our coming: a node that was cut off is listed as ready for a while.
+    if (came && last?.state === "ready" && last.last_seen_ms >= since_ms) return last;
+    if (await givesUp(work)) break;
     await sleep(ONBOARD_JOIN_POLL_MS);
   }
   throw await notJoined(work, last);
+}
+
+/** Whether the agent we started ends again and again. */
+async function givesUp({ shell, restarted }: Work): Promise<boolean> {
+  if (!restarted) return false;
+  const { out } = await shell.run(["systemctl", "show", "-p", "ActiveState,NRestarts", AGENT_UNIT]);
+  return out.includes("ActiveState=failed") || Number(/NRestarts=(\d+)/.exec(out)?.[1] ?? 0) >= ONBOARD_RESTARTS_COUNT;
 }
 
 /** Why it did not join, in the words of both sides. */
@@ -218,10 +236,10 @@ async function notJoined({ job, shell, servers, since_ms, say }: Work, last: Nod
   for (const line of agent) say(`agent:  ${line}`);
   for (const { level, text } of events) say(`server: ${level} ${text}`);
   const server = events.findLast(({ level }) => level !== "info")?.text ?? last?.state_reason;
-  const word = agent.findLast((line) => / (warn|error) /.test(line)) ?? agent.at(-1);
+  const word = agent.findLast((line) => / (warn|error) |\(E_\w+\)$/.test(line)) ?? agent.at(-1);
   return new OperatorError(
     "E_TIMEOUT",
-    `${job.node} was started, and no server lists it as ready within ${ONBOARD_JOIN_MS / 1_000} s`,
+    `${job.node} was started, and no server lists it as ready`,
     `the agent says: ${word || "nothing"}; the server says: ${server || "nothing of it"}`,
     `on the node: journalctl -u ${AGENT_UNIT} -f`,
   );

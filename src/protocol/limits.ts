@@ -236,6 +236,8 @@ export const ONBOARD_SPACE_BYTES = 64 * 1024 * 1024;
 export const ONBOARD_STATE_SPACE_BYTES = 1024 * 1024 * 1024;
 /** A started agent must be listed by the server within this time. */
 export const ONBOARD_JOIN_MS = 60_000;
+/** An agent that ended this often since it was started is not waited for. */
+export const ONBOARD_RESTARTS_COUNT = 3;
 /** How often the server is asked for a node that should join. */
 export const ONBOARD_JOIN_POLL_MS = 300;
 /** How long the viewer certificate is valid with which onboarding asks the server. */
