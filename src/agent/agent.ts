@@ -9,6 +9,7 @@ import type { FabricWatch } from "../hardware/fabric-watch.ts";
 import { makeFolderOnce } from "../os/files.ts";
 import type { Log } from "../os/log.ts";
 import { serveUnix } from "../os/unix-http.ts";
+import { Wakeup } from "../os/wakeup.ts";
 import { makeDialer } from "../pki/dial.ts";
 import type { Dialer } from "../pki/dial.ts";
 import type { Identity } from "../pki/identity.ts";
@@ -38,7 +39,6 @@ import { NodeState } from "./node-state.ts";
 import { Places } from "./places.ts";
 import type { RankContext } from "./rank.ts";
 import { Ranks } from "./ranks.ts";
-import { Signal } from "./signal.ts";
 
 export interface AgentOptions {
   readonly config: AgentConfig;
@@ -112,7 +112,7 @@ class Agent {
   readonly #state: NodeState;
   readonly #dialer: Dialer;
   readonly #ranks: Ranks;
-  readonly #changed = new Signal();
+  readonly #changed = new Wakeup();
   readonly #fabrics: FabricWatch;
   #inventory!: Inventory;
   #inventory_revision = 1;
@@ -217,6 +217,7 @@ class Agent {
     let sent = joined_inventory;
     for (let seq = 1; ; seq += 1) {
       await this.#changed.wait(REPORT_INTERVAL_MS, signal);
+      signal.throwIfAborted();
       await Bun.sleep(REPORT_GATHER_MS);
       this.#changed.clear();
       const revision = this.#inventory_revision;

@@ -1,24 +1,11 @@
-import { readdir, readFile } from "node:fs/promises";
 import { setTimeout as sleep } from "node:timers/promises";
-import { isAlive, signalProcess } from "../os/process.ts";
+import { processesTagged, signalProcess } from "../os/process.ts";
 import { DEMO_POLL_MS, DEMO_STOP_MS } from "../protocol/limits.ts";
 
 /** Environment variable by which a demo knows what it started, also what its agents and shims did. */
 export const TAG = "LLMGW_DEMO";
 
-/** Processes of this user that carry the demo's tag, other than this one. */
-async function tagged(tag: string): Promise<number[]> {
-  const wanted = `${TAG}=${tag}`;
-  const found: number[] = [];
-  for (const name of await readdir("/proc")) {
-    const pid = Number(name);
-    if (!Number.isInteger(pid) || pid === process.pid) continue;
-    // Other users' processes cannot be read, and some end meanwhile.
-    const text = await readFile(`/proc/${name}/environ`, "utf8").catch(() => "");
-    if (text.split("\0").includes(wanted) && isAlive(pid)) found.push(pid);
-  }
-  return found;
-}
+const tagged = (tag: string): Promise<number[]> => processesTagged(`${TAG}=${tag}`);
 
 /**
  * Ends what outlives an agent by design: the shims, each of which stops its engine. Whoever does not end in time is

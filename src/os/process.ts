@@ -52,14 +52,16 @@ function readStat(pid: number): Stat | null {
  */
 export async function intakeOf(session: number): Promise<number> {
   let bytes = 0;
-  for (const entry of await readdir("/proc")) {
-    const pid = Number(entry);
-    if (!Number.isInteger(pid) || readStat(pid)?.session !== session) continue;
+  for (const pid of await processIds()) {
+    if (readStat(pid)?.session !== session) continue;
     const [held, moved] = [await readProc(pid, "status"), await readProc(pid, "io")];
     bytes += 1_024 * Number(/^VmRSS:\s+(\d+)/m.exec(held)?.[1] ?? 0) + Number(/^rchar: (\d+)/m.exec(moved)?.[1] ?? 0);
   }
   return bytes;
 }
+
+/** All there are, this one too; some may be gone before they are looked at. */
+const processIds = async (): Promise<number[]> => (await readdir("/proc")).map(Number).filter(Number.isInteger);
 
 const readProc = (pid: number, file: string): Promise<string> => readFile(`/proc/${pid}/${file}`, "utf8").catch(() => "");
 
@@ -104,24 +106,26 @@ export function spawnSession(argv: readonly [string, ...string[]], env: NodeJS.P
   return spawn(program, args, { detached: true, stdio: ["ignore", "pipe", "pipe"], env, cwd });
 }
 
+/** Whether a process was started with `NAME=value` in its environment; one of another user cannot be read and is not. */
+async function isTagged(pid: number, tag: string): Promise<boolean> {
+  return (await readProc(pid, "environ")).split("\0").includes(tag);
+}
+
+/** Processes other than this one that carry `NAME=value` in their environment; zombies not counted. */
+export async function processesTagged(tag: string): Promise<number[]> {
+  return othersThat((pid) => isTagged(pid, tag));
+}
+
 /** The processes of a session, and those that carry the attempt's tag wherever they went; zombies not counted. */
 export async function processesOf(attempt: string, session: number | null): Promise<number[]> {
   const tag = `${ATTEMPT_VARIABLE}=${attempt}`;
-  const found: number[] = [];
-  for (const entry of await readdir("/proc")) {
-    const pid = Number(entry);
-    if (!Number.isInteger(pid) || pid <= 1 || pid === process.pid || !isAlive(pid)) continue;
-    if ((session !== null && readStat(pid)?.session === session) || (await isTagged(pid, tag))) found.push(pid);
-  }
-  return found;
+  return othersThat(async (pid) => (session !== null && readStat(pid)?.session === session) || (await isTagged(pid, tag)));
 }
 
-async function isTagged(pid: number, tag: string): Promise<boolean> {
-  try {
-    return (await readFile(`/proc/${pid}/environ`, "latin1")).split("\0").includes(tag);
-  } catch {
-    return false;
-  }
+async function othersThat(match: (pid: number) => Promise<boolean>): Promise<number[]> {
+  const found: number[] = [];
+  for (const pid of await processIds()) if (pid > 1 && pid !== process.pid && isAlive(pid) && (await match(pid))) found.push(pid);
+  return found;
 }
 
 /**
@@ -147,13 +151,8 @@ export async function sweepAttempt(
 /** The process whose command line has these arguments one after the other; null when there is none. */
 export async function processWithArguments(wanted: readonly string[]): Promise<number | null> {
   const needle = `\0${wanted.join("\0")}\0`;
-  for (const entry of await readdir("/proc")) {
-    const pid = Number(entry);
-    if (!Number.isInteger(pid) || pid <= 1 || pid === process.pid || !isAlive(pid)) continue;
-    const line = await readFile(`/proc/${entry}/cmdline`, "utf8").catch(() => "");
-    if (line.includes(needle)) return pid;
-  }
-  return null;
+  const [found] = await othersThat(async (pid) => (await readProc(pid, "cmdline")).includes(needle));
+  return found ?? null;
 }
 
 /** Waits until a process that need not be our child is gone. */

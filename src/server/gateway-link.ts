@@ -1,6 +1,7 @@
 import { spawnDetached, signalProcess } from "../os/process.ts";
 import { ownProgram } from "../os/program.ts";
 import { fetchUnix } from "../os/unix-http.ts";
+import { Wakeup } from "../os/wakeup.ts";
 import type { Log } from "../os/log.ts";
 import { messageOf, parseAs } from "../protocol/errors.ts";
 import { GatewayStatus, type Snapshot } from "../protocol/gateway-api.ts";
@@ -28,7 +29,7 @@ export class GatewayLink {
   #heard_ms = 0;
   #why = "not asked yet";
   #sent = "";
-  #wake: (() => void) | null = null;
+  readonly #wakeup = new Wakeup();
   #starts = 0;
   #next_start_ms = 0;
 
@@ -62,22 +63,14 @@ export class GatewayLink {
 
   /** Something may have changed: look now. */
   poke(): void {
-    this.#wake?.();
+    this.#wakeup.raise();
   }
 
   async run(signal: AbortSignal): Promise<void> {
     while (!signal.aborted) {
+      this.#wakeup.clear();
       await this.#turn();
-      await new Promise<void>((resolve) => {
-        const done = () => {
-          clearTimeout(timer);
-          signal.removeEventListener("abort", done);
-          resolve();
-        };
-        const timer = setTimeout(done, GATEWAY_STATUS_INTERVAL_MS);
-        this.#wake = done;
-        signal.addEventListener("abort", done, { once: true });
-      });
+      await this.#wakeup.wait(GATEWAY_STATUS_INTERVAL_MS, signal);
     }
   }
 

@@ -2,6 +2,7 @@ import { randomBytes } from "node:crypto";
 import { plan } from "../core/planner.ts";
 import type { Ids } from "../core/world.ts";
 import type { Log } from "../os/log.ts";
+import { Wakeup } from "../os/wakeup.ts";
 import { messageOf, OperatorError } from "../protocol/errors.ts";
 import { RECONCILE_INTERVAL_MS } from "../protocol/limits.ts";
 import type { Fleet } from "./fleet.ts";
@@ -35,8 +36,7 @@ export interface ReconcileParts {
  */
 export class Reconciler {
   readonly #parts: ReconcileParts;
-  #wake: (() => void) | null = null;
-  #due = false;
+  readonly #wakeup = new Wakeup();
 
   constructor(parts: ReconcileParts) {
     this.#parts = parts;
@@ -44,20 +44,19 @@ export class Reconciler {
 
   /** Asks for a turn soon. */
   poke(): void {
-    this.#due = true;
-    this.#wake?.();
+    this.#wakeup.raise();
   }
 
   async run(signal: AbortSignal): Promise<void> {
     while (!signal.aborted) {
-      this.#due = false;
+      this.#wakeup.clear();
       try {
         await this.turn();
         this.#went(null);
       } catch (error) {
         this.#went(error);
       }
-      if (!this.#due) await this.#pause(signal);
+      await this.#wakeup.wait(RECONCILE_INTERVAL_MS, signal);
     }
   }
 
@@ -69,20 +68,6 @@ export class Reconciler {
     if (error instanceof Error) log.debug("a decision failed", { stack: error.stack });
     if (fault === null && fleet.decision_fault !== null) log.info("decisions count again");
     fleet.decision_fault = fault;
-  }
-
-  async #pause(signal: AbortSignal): Promise<void> {
-    await new Promise<void>((resolve) => {
-      const done = () => {
-        clearTimeout(timer);
-        signal.removeEventListener("abort", done);
-        resolve();
-      };
-      const timer = setTimeout(done, RECONCILE_INTERVAL_MS);
-      this.#wake = done;
-      signal.addEventListener("abort", done, { once: true });
-    });
-    this.#wake = null;
   }
 
   /** One turn. */

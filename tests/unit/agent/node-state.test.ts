@@ -5,7 +5,6 @@ import { join } from "node:path";
 import fc from "fast-check";
 import { foldersToDrop } from "../../../src/agent/kept-folders.ts";
 import { NodeState } from "../../../src/agent/node-state.ts";
-import { Signal } from "../../../src/agent/signal.ts";
 import { makeLog } from "../../../src/os/log.ts";
 
 let folder: string;
@@ -82,22 +81,5 @@ describe("folders of ended attempts", () => {
         expect(all.length - foldersToDrop(all, 3, 2).length).toBeLessThanOrEqual(2);
       }),
     );
-  });
-});
-
-describe("a signal", () => {
-  test("wakes who waits, keeps a change for who comes later, and gives up in time", async () => {
-    const signal = new Signal();
-    const never = new AbortController().signal;
-    const woken = signal.wait(60_000, never);
-    signal.raise();
-    await woken;
-    await signal.wait(60_000, never);
-    signal.clear();
-    await signal.wait(5, never);
-    const over = new AbortController();
-    const waiting = signal.wait(60_000, over.signal);
-    over.abort(new Error("over"));
-    expect(await waiting.catch((error: Error) => error.message)).toBe("over");
   });
 });

@@ -1,5 +1,5 @@
-/** Says that something changed to the one who waits for it; a change while nobody waits is not lost. */
-export class Signal {
+/** Wakes a loop that waits between its turns; what is raised during a turn makes the next one come at once. */
+export class Wakeup {
   #raised = false;
   #wake: (() => void) | null = null;
 
@@ -8,25 +8,24 @@ export class Signal {
     this.#wake?.();
   }
 
+  /** What was raised until now is being seen to. */
   clear(): void {
     this.#raised = false;
   }
 
-  /** Resolves at the next change, or after `at_most_ms`. @throws the signal's reason when it aborts */
+  /** Resolves once it is raised, after `at_most_ms`, or when the signal aborts. One waiter at a time. */
   async wait(at_most_ms: number, signal: AbortSignal): Promise<void> {
-    signal.throwIfAborted();
-    if (this.#raised) return;
+    if (this.#raised || signal.aborted) return;
     await new Promise<void>((resolve) => {
-      const timer = setTimeout(resolve, at_most_ms);
       const done = () => {
         clearTimeout(timer);
         signal.removeEventListener("abort", done);
         resolve();
       };
+      const timer = setTimeout(done, at_most_ms);
       this.#wake = done;
       signal.addEventListener("abort", done, { once: true });
     });
     this.#wake = null;
-    signal.throwIfAborted();
   }
 }

@@ -1,0 +1,32 @@
+import { expect, test } from "bun:test";
+import { Wakeup } from "../../../src/os/wakeup.ts";
+
+const LONG_MS = 60_000;
+const never = new AbortController().signal;
+
+test("wakes who waits, and who comes later until it is cleared", async () => {
+  const wakeup = new Wakeup();
+  const woken = wakeup.wait(LONG_MS, never);
+  wakeup.raise();
+  await woken;
+  await wakeup.wait(LONG_MS, never);
+  wakeup.clear();
+  const again = wakeup.wait(LONG_MS, never);
+  wakeup.raise();
+  await again;
+});
+
+test("a wait ends when its time is over", async () => {
+  const start_ms = performance.now();
+  await new Wakeup().wait(20, never);
+  expect(performance.now() - start_ms).toBeGreaterThanOrEqual(15);
+});
+
+test("a wait ends with its signal, and does not begin after it", async () => {
+  const wakeup = new Wakeup();
+  const over = new AbortController();
+  const waiting = wakeup.wait(LONG_MS, over.signal);
+  over.abort();
+  await waiting;
+  await wakeup.wait(LONG_MS, over.signal);
+});
