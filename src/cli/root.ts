@@ -15,7 +15,7 @@ export const root: Group = group({
     lazy("agent", async () => (await import("./agent.ts")).agentCommand),
     lazy("doctor", async () => (await import("./doctor.ts")).doctorCommand),
     lazy("ctl", async () => (await import("./ctl/ctl.ts")).ctlCommands),
-    lazy("demo", async () => (await import("./demo.ts")).demoCommand),
+    lazy("demo", async () => (await import("./demo/demo.ts")).demoCommand),
     lazy("shim", async () => (await import("./shim.ts")).shimCommand),
     lazy("sim-engine", async () => (await import("./sim-engine.ts")).simEngineCommand),
     lazy("completion", async () => (await import("./completion.ts")).makeCompletionCommand(() => root)),

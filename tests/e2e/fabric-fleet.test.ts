@@ -5,7 +5,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import * as v from "valibot";
 import { binary } from "../../release/fresh.ts";
-import { demoCertificates } from "../../src/cli/demo-certificates.ts";
+import { demoCertificates } from "../../src/cli/demo/certificates.ts";
 import { FabricList, NodeList, ReplicaList, StatusView } from "../../src/protocol/admin-api.ts";
 import { ibTree } from "../fixtures/hardware/ib-tree.ts";
 

@@ -12,7 +12,7 @@ import { join } from "node:path";
 import { setTimeout as sleep } from "node:timers/promises";
 import { stringify } from "yaml";
 import { binary } from "../../release/fresh.ts";
-import { endRanks, TAG } from "../../src/cli/demo-ranks.ts";
+import { endRanks, TAG } from "../../src/cli/demo/ranks.ts";
 import { fetchUnix } from "../../src/os/unix-http.ts";
 import type { EventView, ModelView, NodeView, ReplicaView, StatusView } from "../../src/protocol/admin-api.ts";
 import type { GatewayStatus } from "../../src/protocol/gateway-api.ts";

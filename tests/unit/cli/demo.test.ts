@@ -5,7 +5,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import fc from "fast-check";
 import { is } from "valibot";
-import { diedError, startChild } from "../../../src/cli/demo-child.ts";
+import { diedError, startChild } from "../../../src/cli/demo/child.ts";
 import {
   llamaModel,
   openKept,
@@ -15,11 +15,11 @@ import {
   temporaryFolder,
   writeCatalog,
   writeDemo,
-} from "../../../src/cli/demo-folder.ts";
-import { curlLine } from "../../../src/cli/demo-question.ts";
-import { endRanks, TAG } from "../../../src/cli/demo-ranks.ts";
+} from "../../../src/cli/demo/folder.ts";
+import { curlLine } from "../../../src/cli/demo/question.ts";
+import { endRanks, TAG } from "../../../src/cli/demo/ranks.ts";
 import { readContexts } from "../../../src/cli/context.ts";
-import { freePort } from "../../../src/cli/free-port.ts";
+import { freePort } from "../../../src/cli/demo/free-port.ts";
 import { loadAgentConfig, loadCatalog, loadServerConfig } from "../../../src/os/config-file.ts";
 import { loadIdentity } from "../../../src/pki/identity.ts";
 import type { OperatorError } from "../../../src/protocol/errors.ts";

@@ -1,9 +1,9 @@
-import { NodeList, ReplicaList } from "../protocol/admin-api.ts";
-import { ownProgram } from "../os/program.ts";
-import type { AdminClient } from "./admin-client.ts";
-import type { DemoFolder } from "./demo-folder.ts";
-import { curlLine, type Question } from "./demo-question.ts";
-import { table } from "./output.ts";
+import { NodeList, ReplicaList } from "../../protocol/admin-api.ts";
+import { ownProgram } from "../../os/program.ts";
+import type { AdminClient } from "../admin-client.ts";
+import type { DemoFolder } from "./folder.ts";
+import { curlLine, type Question } from "./question.ts";
+import { table } from "../output.ts";
 
 /** Nodes and replicas, as two short tables. */
 async function clusterState(client: AdminClient): Promise<string[]> {

@@ -1,7 +1,7 @@
 import { join } from "node:path";
-import { makePrivateFolder, readIfThere, writeAtomic } from "../os/files.ts";
-import { CERTIFICATE_DAYS, issueWithKey, makeAuthority, type Circumstances, type KeyedCertificate } from "../pki/authority.ts";
-import type { Role } from "../protocol/ids.ts";
+import { makePrivateFolder, readIfThere, writeAtomic } from "../../os/files.ts";
+import { CERTIFICATE_DAYS, issueWithKey, makeAuthority, type Circumstances, type KeyedCertificate } from "../../pki/authority.ts";
+import type { Role } from "../../protocol/ids.ts";
 
 interface Issued {
   readonly folder: string;

@@ -1,14 +1,14 @@
 import { join } from "node:path";
 import { setTimeout as sleep } from "node:timers/promises";
-import { ownProgram } from "../os/program.ts";
-import { CreatedKey, KeyList, ModelList, NodeList, ReloadAnswer, ReplicaList, StatusView } from "../protocol/admin-api.ts";
-import type { Catalog } from "../protocol/catalog.ts";
-import { messageOf, OperatorError } from "../protocol/errors.ts";
-import { DEMO_POLL_MS, DEMO_READY_MS } from "../protocol/limits.ts";
-import { makeAdminClient, type AdminClient } from "./admin-client.ts";
-import { chooseContext, readContexts } from "./context.ts";
-import { diedError, startChild, type Child } from "./demo-child.ts";
-import { writeCatalog, type DemoFolder } from "./demo-folder.ts";
+import { ownProgram } from "../../os/program.ts";
+import { CreatedKey, KeyList, ModelList, NodeList, ReloadAnswer, ReplicaList, StatusView } from "../../protocol/admin-api.ts";
+import type { Catalog } from "../../protocol/catalog.ts";
+import { messageOf, OperatorError } from "../../protocol/errors.ts";
+import { DEMO_POLL_MS, DEMO_READY_MS } from "../../protocol/limits.ts";
+import { makeAdminClient, type AdminClient } from "../admin-client.ts";
+import { chooseContext, readContexts } from "../context.ts";
+import { diedError, startChild, type Child } from "./child.ts";
+import { writeCatalog, type DemoFolder } from "./folder.ts";
 
 const KEY_NAME = "demo";
 

@@ -1,7 +1,7 @@
 import { setTimeout as sleep } from "node:timers/promises";
 import * as v from "valibot";
-import { messageOf, OperatorError } from "../protocol/errors.ts";
-import { DEMO_ANSWER_MS, DEMO_POLL_MS } from "../protocol/limits.ts";
+import { messageOf, OperatorError } from "../../protocol/errors.ts";
+import { DEMO_ANSWER_MS, DEMO_POLL_MS } from "../../protocol/limits.ts";
 
 const Answer = v.object({ choices: v.tupleWithRest([v.object({ message: v.object({ content: v.nullish(v.string()) }) })], v.unknown()) });
 

@@ -3,14 +3,14 @@ import { tmpdir } from "node:os";
 import { basename, join } from "node:path";
 import * as v from "valibot";
 import { stringify } from "yaml";
-import { makePrivateFolder, readIfThere, writeAtomic } from "../os/files.ts";
-import type { Circumstances } from "../pki/authority.ts";
-import { isAlive, startTimeOf } from "../os/process.ts";
-import { parseYaml } from "../os/yaml.ts";
-import { messageOf, OperatorError } from "../protocol/errors.ts";
-import type { Catalog, ModelSpec } from "../protocol/catalog.ts";
-import { demoCertificates } from "./demo-certificates.ts";
-import { writeContexts } from "./context.ts";
+import { makePrivateFolder, readIfThere, writeAtomic } from "../../os/files.ts";
+import type { Circumstances } from "../../pki/authority.ts";
+import { isAlive, startTimeOf } from "../../os/process.ts";
+import { parseYaml } from "../../os/yaml.ts";
+import { messageOf, OperatorError } from "../../protocol/errors.ts";
+import type { Catalog, ModelSpec } from "../../protocol/catalog.ts";
+import { demoCertificates } from "./certificates.ts";
+import { writeContexts } from "../context.ts";
 
 /** What a demo folder remembers, so that a later demo can start from it, and that no two run in it. */
 const Remembered = v.strictObject({

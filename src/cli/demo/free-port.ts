@@ -1,5 +1,5 @@
 import { createServer } from "node:net";
-import { messageOf, OperatorError } from "../protocol/errors.ts";
+import { messageOf, OperatorError } from "../../protocol/errors.ts";
 
 /**
  * Binds a TCP port of 127.0.0.1 for a moment and returns it; 0 takes any free one.

@@ -1,8 +1,8 @@
 import { spawn } from "node:child_process";
 import { open, readFile } from "node:fs/promises";
 import { setTimeout as sleep } from "node:timers/promises";
-import { messageOf, OperatorError, ERROR_CODES, type ErrorCode } from "../protocol/errors.ts";
-import { DEMO_STOP_MS } from "../protocol/limits.ts";
+import { messageOf, OperatorError, ERROR_CODES, type ErrorCode } from "../../protocol/errors.ts";
+import { DEMO_STOP_MS } from "../../protocol/limits.ts";
 
 /** One process of the demo: a server or an agent, writing to a log file of its own. */
 export interface Child {

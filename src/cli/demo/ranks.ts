@@ -1,6 +1,6 @@
 import { setTimeout as sleep } from "node:timers/promises";
-import { processesTagged, signalProcess } from "../os/process.ts";
-import { DEMO_POLL_MS, DEMO_STOP_MS } from "../protocol/limits.ts";
+import { processesTagged, signalProcess } from "../../os/process.ts";
+import { DEMO_POLL_MS, DEMO_STOP_MS } from "../../protocol/limits.ts";
 
 /** Environment variable by which a demo knows what it started, also what its agents and shims did. */
 export const TAG = "LLMGW_DEMO";

@@ -1,11 +1,11 @@
 import { randomBytes } from "node:crypto";
 import { access, constants, stat } from "node:fs/promises";
 import { join, resolve } from "node:path";
-import { messageOf, OperatorError } from "../protocol/errors.ts";
-import { DEMO_HURRY_MS } from "../protocol/limits.ts";
-import type { Catalog } from "../protocol/catalog.ts";
-import type { Child } from "./demo-child.ts";
-import { demoKey, serveCatalog, startFleet, waitNodes, type FleetOptions } from "./demo-fleet.ts";
+import { messageOf, OperatorError } from "../../protocol/errors.ts";
+import { DEMO_HURRY_MS } from "../../protocol/limits.ts";
+import type { Catalog } from "../../protocol/catalog.ts";
+import type { Child } from "./child.ts";
+import { demoKey, serveCatalog, startFleet, waitNodes, type FleetOptions } from "./fleet.ts";
 import {
   llamaModel,
   openKept,
@@ -16,13 +16,13 @@ import {
   writeDemo,
   type DemoFolder,
   type Remembered,
-} from "./demo-folder.ts";
-import { askQuestion, type Question } from "./demo-question.ts";
-import { demoReport } from "./demo-report.ts";
-import { endRanks, killRanks, TAG } from "./demo-ranks.ts";
-import { command } from "./frame.ts";
+} from "./folder.ts";
+import { askQuestion, type Question } from "./question.ts";
+import { demoReport } from "./report.ts";
+import { endRanks, killRanks, TAG } from "./ranks.ts";
+import { command } from "../frame.ts";
 import { freePort } from "./free-port.ts";
-import type { Io } from "./spec.ts";
+import type { Io } from "../spec.ts";
 
 const QUESTION = "What does a fleet of inference machines need most?";
 
