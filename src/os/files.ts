@@ -3,7 +3,7 @@
  * engines or nodes, and decides nothing.
  */
 import { randomBytes } from "node:crypto";
-import { chmod, mkdir, open, readFile, rename, rm } from "node:fs/promises";
+import { chmod, link, mkdir, open, readFile, rename, rm } from "node:fs/promises";
 import { basename, dirname, join } from "node:path";
 import { messageOf, OperatorError } from "../protocol/errors.ts";
 
@@ -13,6 +13,33 @@ import { messageOf, OperatorError } from "../protocol/errors.ts";
  * @throws OperatorError E_FILE
  */
 export async function writeAtomic(path: string, content: string | Uint8Array, mode = 0o644): Promise<void> {
+  await writeBeside(path, content, mode, (temporary) => rename(temporary, path));
+}
+
+/**
+ * Like {@link writeAtomic}, but what is there is never replaced.
+ * @returns false when the name is taken
+ * @throws OperatorError E_FILE
+ */
+export async function writeNew(path: string, content: string, mode: number): Promise<boolean> {
+  let taken = false;
+  await writeBeside(path, content, mode, async (temporary) => {
+    // Unlike a rename, a link fails when its name is taken.
+    await link(temporary, path).catch((error: NodeJS.ErrnoException) => {
+      if (error.code !== "EEXIST") throw error;
+      taken = true;
+    });
+  });
+  return !taken;
+}
+
+/** Writes a temporary file in the target's folder, lets it take its place, and leaves nothing of it behind. */
+async function writeBeside(
+  path: string,
+  content: string | Uint8Array,
+  mode: number,
+  place: (temporary: string) => Promise<void>,
+): Promise<void> {
   const temporary = join(dirname(path), `.${basename(path)}.${randomBytes(6).toString("hex")}`);
   try {
     const file = await open(temporary, "wx", mode);
@@ -22,10 +49,11 @@ export async function writeAtomic(path: string, content: string | Uint8Array, mo
     } finally {
       await file.close();
     }
-    await rename(temporary, path);
+    await place(temporary);
   } catch (error) {
-    await rm(temporary, { force: true });
     throw new OperatorError("E_FILE", `cannot write ${path}`, messageOf(error), "check the folder's owner and the free space");
+  } finally {
+    await rm(temporary, { force: true });
   }
 }
 

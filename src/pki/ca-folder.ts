@@ -1,8 +1,8 @@
 import { randomBytes } from "node:crypto";
-import { appendFile, chmod, link, open, readFile, rename, rm, stat } from "node:fs/promises";
+import { appendFile, chmod, readFile, rename, rm, stat } from "node:fs/promises";
 import { dirname, join } from "node:path";
 import * as v from "valibot";
-import { makeFolderOnce, makePrivateFolder, readIfThere, writeAtomic } from "../os/files.ts";
+import { makeFolderOnce, makePrivateFolder, readIfThere, writeAtomic, writeNew } from "../os/files.ts";
 import { messageOf, OperatorError } from "../protocol/errors.ts";
 import { ROLES, type Role } from "../protocol/ids.ts";
 import {
@@ -70,9 +70,9 @@ type Refuse = (file: string) => OperatorError;
 /** Puts an authority into a folder that is there already, maybe a mount or with other files in it. */
 async function fillFolder(folder: string, { cert, key }: KeyedCertificate, refuse: Refuse): Promise<void> {
   await makePrivateFolder(folder);
-  await writeNew(join(folder, KEY), key, 0o600, refuse);
+  if (!(await writeNew(join(folder, KEY), key, 0o600))) throw refuse(join(folder, KEY));
   try {
-    await writeNew(join(folder, CERT), cert, 0o644, refuse);
+    if (!(await writeNew(join(folder, CERT), cert, 0o644))) throw refuse(join(folder, CERT));
   } catch (error) {
     await rm(join(folder, KEY), { force: true });
     throw error;
@@ -92,26 +92,6 @@ async function appearWhole(folder: string, authority: KeyedCertificate, refuse: 
     throw new OperatorError("E_FILE", `cannot make the folder ${folder}`, messageOf(error), "check the owner of the folder above");
   } finally {
     await rm(beside, { recursive: true, force: true });
-  }
-}
-
-/** Writes a whole new file or none: made beside, then linked to its name, which fails when the name is taken. */
-async function writeNew(path: string, content: string, mode: number, refuse: Refuse): Promise<void> {
-  const temporary = `${path}.${randomBytes(6).toString("hex")}`;
-  try {
-    const file = await open(temporary, "wx", mode);
-    try {
-      await file.writeFile(content);
-      await file.sync();
-    } finally {
-      await file.close();
-    }
-    await link(temporary, path);
-  } catch (error) {
-    if ((error as NodeJS.ErrnoException).code === "EEXIST") throw refuse(path);
-    throw new OperatorError("E_FILE", `cannot write ${path}`, messageOf(error), "check the folder's owner and the free space");
-  } finally {
-    await rm(temporary, { force: true });
   }
 }
 
@@ -248,13 +228,9 @@ export async function requestWithKeyFile(key_file: string, name: string, role: R
   let made = false;
   if (!(await exists(key_file))) {
     await makeFolderOnce(dirname(key_file), 0o700);
-    await writeNew(
-      key_file,
-      await makeKey(),
-      0o600,
-      (file) => new OperatorError("E_EXISTS", `${file} was made by somebody else meanwhile`, "it is never overwritten", "run it again"),
-    );
-    made = true;
+    made = await writeNew(key_file, await makeKey(), 0o600);
+    if (!made)
+      throw new OperatorError("E_EXISTS", `${key_file} was made by somebody else meanwhile`, "it is never overwritten", "run it again");
   }
   const { mode } = await stat(key_file);
   if ((mode & 0o077) !== 0)
