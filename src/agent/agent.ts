@@ -15,7 +15,7 @@ import type { Dialer } from "../pki/dial.ts";
 import type { Identity } from "../pki/identity.ts";
 import type { NodeRequest, PollAnswer } from "../protocol/agent-api.ts";
 import type { AgentConfig } from "../protocol/config.ts";
-import { messageOf, OperatorError, parseAs } from "../protocol/errors.ts";
+import { messageOf, parseAs, explain } from "../protocol/errors.ts";
 import { NodeId } from "../protocol/ids.ts";
 import type { Inventory } from "../protocol/inventory.ts";
 import {
@@ -280,7 +280,7 @@ class Agent {
       this.#ranks.trust();
       this.#log.info("took the certificate again", { serial: this.#identity.serial });
     } catch (error) {
-      const why = error instanceof OperatorError ? `${error.message}: ${error.why}` : messageOf(error);
+      const why = explain(error);
       this.#log.error("kept the old certificate", { why });
     }
   }

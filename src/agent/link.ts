@@ -6,6 +6,7 @@ import { CLAIMED_NODE_HEADER, JoinAnswer, PollAnswer, ReportAnswer } from "../pr
 import type { JoinRequest, PollRequest, Report, ResultMessage } from "../protocol/agent-api.ts";
 import type { ErrorCode } from "../protocol/errors.ts";
 import { messageOf, OperatorError, parseAs, WireError } from "../protocol/errors.ts";
+import { explain } from "../protocol/errors.ts";
 import { BLOCKING_QUERY_MS, RECONNECT_FIRST_MS, RECONNECT_MAX_MS } from "../protocol/limits.ts";
 
 /** A server has this long for an answer beyond any wait it was asked for, in ms. */
@@ -111,7 +112,7 @@ export async function keepSession(
       if (signal.aborted) return;
       const known = error instanceof OperatorError ? error : null;
       slow = known !== null && SLOW_CODES.includes(known.code);
-      const text = known ? `${known.message}: ${known.why}` : messageOf(error);
+      const text = explain(error);
       if (text === last) log.debug("no session", { server, why: text });
       else log.warn("no session with the server; what runs goes on", { server, code: known?.code, why: text, try: known?.remedy });
       last = text;

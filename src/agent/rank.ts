@@ -7,7 +7,7 @@ import { isAlive, processWithArguments, signalProcess, spawnDetached, startTimeO
 import { ownProgram } from "../os/program.ts";
 import { RankExit } from "../protocol/agent-api.ts";
 import type { RankStatus } from "../protocol/agent-api.ts";
-import { messageOf, OperatorError, parseAs } from "../protocol/errors.ts";
+import { messageOf, OperatorError, parseAs, explain } from "../protocol/errors.ts";
 import { EXIT_LOG_LINES_COUNT, FETCH_PROGRESS_MS, SHIM_SILENT_MS, SHIM_START_MS } from "../protocol/limits.ts";
 import type { RankLaunch, Revocation } from "../protocol/plan.ts";
 import { PROTOCOL } from "../protocol/protocol.ts";
@@ -106,7 +106,7 @@ export class Rank {
     } catch (error) {
       // An agent that goes leaves the attempt as it is: the next one begins it again.
       if (this.#context.closed.aborted) return;
-      const why = error instanceof OperatorError ? `${error.message}: ${error.why}` : messageOf(error);
+      const why = explain(error);
       if (this.#stop) return this.#end("stopped", this.#stop.reason);
       return this.#end(this.#status.phase === "fetching" ? "fetch" : "start", why);
     }

@@ -2,7 +2,7 @@ import { connect } from "node:net";
 import { makeDialer } from "../pki/dial.ts";
 import { loadIdentity } from "../pki/identity.ts";
 import type { Identity } from "../pki/identity.ts";
-import { messageOf, OperatorError } from "../protocol/errors.ts";
+import { messageOf, OperatorError, explain } from "../protocol/errors.ts";
 import { DOCTOR_REACH_MS, DOCTOR_TOOL_MS } from "../protocol/limits.ts";
 import { fail, pass, skipped, unknown, warn } from "./check.ts";
 import type { Check, Finding } from "./check.ts";
@@ -27,7 +27,7 @@ async function identity(machine: Machine): Promise<Finding> {
   if (own instanceof OperatorError) {
     // Before it joins, a machine has none.
     const absent = own.code === "E_FILE" && own.why.includes("ENOENT");
-    return absent ? skipped(`no certificate yet in ${cert}`) : fail(`${own.message}: ${own.why}`, cert, own.remedy);
+    return absent ? skipped(`no certificate yet in ${cert}`) : fail(explain(own), cert, own.remedy);
   }
   const days = Math.floor((own.expires_ms - Date.now()) / DAY_MS);
   const found = `${own.role} ${own.name}, ${days} days left`;
@@ -82,7 +82,7 @@ async function trust(machine: Machine): Promise<Finding> {
   const own = await identityOf(machine);
   if (own instanceof OperatorError) return skipped(`no identity to speak with: ${own.why}`);
   const answer = await askServer(machine, own);
-  if (answer instanceof OperatorError) return fail(`${answer.message}: ${answer.why}`, server, answer.remedy);
+  if (answer instanceof OperatorError) return fail(explain(answer), server, answer.remedy);
   return pass(`it is a server of the authority in ${tls.ca} and admits this certificate`, server);
 }
 

@@ -2,6 +2,7 @@ import { createHash } from "node:crypto";
 import { join } from "node:path";
 import { makeFolderOnce, readIfThere, writeAtomic } from "../os/files.ts";
 import type { Log } from "../os/log.ts";
+import { Waiters } from "../os/wakeup.ts";
 import { messageOf, parseAs } from "../protocol/errors.ts";
 import { Snapshot } from "../protocol/gateway-api.ts";
 import type { KeyRecord, ModelRoute } from "../protocol/gateway-api.ts";
@@ -14,7 +15,7 @@ export class Routes {
   #snapshot: Snapshot | null = null;
   #models = new Map<string, ModelRoute>();
   #keys = new Map<string, KeyRecord>();
-  readonly #waiting = new Set<() => void>();
+  readonly #waiting = new Waiters();
   #writing: Promise<void> = Promise.resolve();
 
   private constructor(file: string, log: Log) {
@@ -64,7 +65,7 @@ export class Routes {
     this.#snapshot = snapshot;
     this.#models = new Map(snapshot.routes.map((route) => [route.model, route]));
     this.#keys = new Map(snapshot.keys.map((key) => [key.sha256, key]));
-    for (const wake of this.#waiting) wake();
+    this.#waiting.wake();
   }
 
   route(model: string): ModelRoute | null {
@@ -81,17 +82,7 @@ export class Routes {
   }
 
   /** Resolves at the next snapshot, or after `at_most_ms`, or when the signal aborts. */
-  async changed(at_most_ms: number, signal: AbortSignal): Promise<void> {
-    await new Promise<void>((resolve) => {
-      const done = () => {
-        clearTimeout(timer);
-        this.#waiting.delete(done);
-        signal.removeEventListener("abort", done);
-        resolve();
-      };
-      const timer = setTimeout(done, at_most_ms);
-      this.#waiting.add(done);
-      signal.addEventListener("abort", done, { once: true });
-    });
+  changed(at_most_ms: number, signal: AbortSignal): Promise<void> {
+    return this.#waiting.wait(at_most_ms, signal);
   }
 }

@@ -1,9 +1,10 @@
 import { judge } from "../pki/dial.ts";
 import type { Identity } from "../pki/identity.ts";
-import { messageOf, OperatorError } from "../protocol/errors.ts";
+import { messageOf, explain } from "../protocol/errors.ts";
 import type { Target } from "../protocol/gateway-api.ts";
 import { UPSTREAM_IDLE_COUNT, UPSTREAM_IDLE_MS } from "../protocol/limits.ts";
 import type { Revocation } from "../protocol/plan.ts";
+import { isRevoked } from "../protocol/plan.ts";
 import { ATTEMPT_HEADER, DOOR_REFUSED_HEADER } from "../protocol/shim-api.ts";
 import { DoorConnection } from "./door-connection.ts";
 import type { Answer } from "./exchange.ts";
@@ -72,7 +73,7 @@ export class Doors implements Upstream {
         connection = await this.#connect(target);
       } catch (error) {
         signal.throwIfAborted();
-        return { kind: "failed", why: error instanceof OperatorError ? `${error.message}: ${error.why}` : messageOf(error), unseen: true };
+        return { kind: "failed", why: explain(error), unseen: true };
       }
     }
     const { identity, used } = { identity: this.#identity, used: connection };
@@ -115,7 +116,7 @@ export class Doors implements Upstream {
 
   #trusts({ peer }: DoorConnection, name: string): boolean {
     if (peer.name !== name || peer.expires_ms <= Date.now()) return false;
-    return !this.#revocations().some((it) => it.name === peer.name && peer.issued_ms <= it.until_ms);
+    return !isRevoked(this.#revocations(), peer);
   }
 
   #keep(target: Target, connection: DoorConnection, identity: Identity): void {

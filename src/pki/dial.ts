@@ -2,6 +2,7 @@ import { X509Certificate } from "node:crypto";
 import { messageOf, OperatorError } from "../protocol/errors.ts";
 import type { Role } from "../protocol/ids.ts";
 import type { Revocation } from "../protocol/plan.ts";
+import { isRevoked } from "../protocol/plan.ts";
 import { faultOf, readCertificate, SERVER_AUTH } from "./certificate.ts";
 import type { Identity } from "./identity.ts";
 import { refuseUnsafeEnvironment } from "./listener.ts";
@@ -90,8 +91,7 @@ export function judge(
   if ("unreadable" in certificate) return noTrust(certificate.unreadable);
   const fault = faultOf(certificate, new X509Certificate(ca), SERVER_AUTH, now_ms);
   if (fault) return noTrust(fault);
-  if (revocations.some(({ name, until_ms }) => name === certificate.name && certificate.issued_ms <= until_ms))
-    return noTrust("it was revoked");
+  if (isRevoked(revocations, certificate)) return noTrust("it was revoked");
   const is = `${certificate.role} ${certificate.name}`;
   if (certificate.role === expect.role && (expect.name === undefined || certificate.name === expect.name)) return null;
   const meant = expect.name === undefined ? `a ${expect.role}` : `${expect.role} ${expect.name}`;

@@ -81,6 +81,11 @@ export function messageOf(thrown: unknown): string {
   return text.replaceAll(/\s*\n\s*/g, "; ");
 }
 
+/** What anything thrown says, and why where that is known, on one line: for a log or another error's reason. */
+export function explain(thrown: unknown): string {
+  return thrown instanceof OperatorError ? `${thrown.message}: ${thrown.why}` : messageOf(thrown);
+}
+
 /**
  * Checks a value from outside against its schema.
  * @param subject what the value is, for the error ("the report of node a")

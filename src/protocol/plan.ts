@@ -78,3 +78,8 @@ export type NodePlan = v.InferOutput<typeof NodePlan>;
 /** Certificates of `name` issued at or before `until_ms` are refused everywhere. */
 export const Revocation = v.object({ name: v.string(), until_ms: TimeMs });
 export type Revocation = v.InferOutput<typeof Revocation>;
+
+/** Whether a certificate of a name, by its time of issue, is among the refused. */
+export function isRevoked(revocations: readonly Revocation[], { name, issued_ms }: { name: string; issued_ms: number }): boolean {
+  return revocations.some((each) => each.name === name && issued_ms <= each.until_ms);
+}

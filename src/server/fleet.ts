@@ -1,6 +1,7 @@
 import { islandsOf, type Fabrics, type IslandNumbers } from "../core/fabrics.ts";
 import { nextParts, type PlanParts } from "../core/plan-parts.ts";
 import type { Happening, NodeSeen, Replica } from "../core/world.ts";
+import { Waiters } from "../os/wakeup.ts";
 import type { Refusal } from "../protocol/admin-api.ts";
 import type { NodeRequest, RankStatus, ResultMessage } from "../protocol/agent-api.ts";
 import type { ModelSpec } from "../protocol/catalog.ts";
@@ -66,7 +67,7 @@ export class Fleet {
   #island_numbers: IslandNumbers = {};
   #next_epoch = 0;
   #last_join_ms = 0;
-  readonly #waiting = new Map<NodeId, Set<() => void>>();
+  readonly #waiting = new Map<NodeId, Waiters>();
   readonly #requests = new Map<NodeId, NodeRequest[]>();
   readonly #answers = new Map<string, { readonly node: NodeId; readonly resolve: (result: ResultMessage["result"]) => void }>();
   readonly #told = new Map<NodeId, NodeSeen["state"]>();
@@ -126,7 +127,7 @@ export class Fleet {
   }
 
   wake(node: NodeId): void {
-    for (const wake of this.#waiting.get(node) ?? []) wake();
+    this.#waiting.get(node)?.wake();
   }
 
   wakeAll(): void {
@@ -139,19 +140,9 @@ export class Fleet {
     const has = this.nodes.get(node)?.session?.revocations === this.revocation_count;
     if ((part && comparePlanVersions(part.version, have) > 0) || (this.#requests.get(node)?.length ?? 0) > 0) return;
     if (!has || signal.aborted) return;
-    await new Promise<void>((resolve) => {
-      const waiting = this.#waiting.get(node) ?? new Set();
-      this.#waiting.set(node, waiting);
-      const done = () => {
-        clearTimeout(timer);
-        waiting.delete(done);
-        signal.removeEventListener("abort", done);
-        resolve();
-      };
-      const timer = setTimeout(done, BLOCKING_QUERY_MS);
-      waiting.add(done);
-      signal.addEventListener("abort", done, { once: true });
-    });
+    const waiting = this.#waiting.get(node) ?? new Waiters();
+    this.#waiting.set(node, waiting);
+    await waiting.wait(BLOCKING_QUERY_MS, signal);
   }
 
   /** Takes the questions that wait for a node. */

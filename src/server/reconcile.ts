@@ -3,7 +3,7 @@ import { plan } from "../core/planner.ts";
 import type { Ids } from "../core/world.ts";
 import type { Log } from "../os/log.ts";
 import { Wakeup } from "../os/wakeup.ts";
-import { messageOf, OperatorError } from "../protocol/errors.ts";
+import { explain } from "../protocol/errors.ts";
 import { RECONCILE_INTERVAL_MS } from "../protocol/limits.ts";
 import type { Fleet } from "./fleet.ts";
 import type { Store } from "./store.ts";
@@ -63,7 +63,7 @@ export class Reconciler {
   /** Says once what a turn failed of, and once that turns go well again. */
   #went(error: unknown): void {
     const { fleet, log } = this.#parts;
-    const fault = error === null ? null : error instanceof OperatorError ? `${error.message}: ${error.why}` : messageOf(error);
+    const fault = error === null ? null : explain(error);
     if (fault !== null && fault !== fleet.decision_fault) log.error("a decision failed; the fleet stays as it is", { why: fault });
     if (error instanceof Error) log.debug("a decision failed", { stack: error.stack });
     if (fault === null && fleet.decision_fault !== null) log.info("decisions count again");

@@ -15,9 +15,10 @@ import { listenMutualTls, type PeerListener } from "../pki/listener.ts";
 import { Trust, type Peer } from "../pki/trust.ts";
 import type { Catalog, ModelSpec } from "../protocol/catalog.ts";
 import type { ServerConfig } from "../protocol/config.ts";
-import { messageOf, OperatorError } from "../protocol/errors.ts";
+import { messageOf, OperatorError, explain } from "../protocol/errors.ts";
 import { ROLES } from "../protocol/ids.ts";
 import { checkExposure, GATEWAY_SOCKET, splitHostPort } from "../gateway/gateway.ts";
+import { isRevoked } from "../protocol/plan.ts";
 import { AdminApi } from "./admin-api.ts";
 import { AgentApi } from "./agent-api.ts";
 import { Fleet } from "./fleet.ts";
@@ -234,7 +235,7 @@ class Server {
     this.#fleet.revocations = await this.#store.revocations();
     this.#fleet.revocation_count += 1;
     this.#trust.setRevocations(this.#fleet.revocations);
-    this.#listener?.dropPeers((peer) => peer.name === name && peer.issued_ms <= revocation.until_ms);
+    this.#listener?.dropPeers((peer) => isRevoked([revocation], peer));
     this.#log.warn("revoked the certificates of a name", { name });
     this.#fleet.wakeAll();
     this.#gateway.poke();
@@ -264,7 +265,7 @@ class Server {
       this.#reconciler.poke();
       return changed;
     } catch (error) {
-      this.#config_fault = error instanceof OperatorError ? `${error.message}: ${error.why}` : messageOf(error);
+      this.#config_fault = explain(error);
       this.#log.error("kept the old configuration", { why: this.#config_fault });
       throw error;
     }

@@ -1,3 +1,4 @@
+import { Waiters } from "../os/wakeup.ts";
 import type { RankExit } from "../protocol/agent-api.ts";
 import { BLOCKING_QUERY_MS } from "../protocol/limits.ts";
 import { PROTOCOL } from "../protocol/protocol.ts";
@@ -8,7 +9,7 @@ type Change = Partial<Pick<ShimStatus, "phase" | "detail" | "engine_pid" | "prog
 /** What a shim says of its rank. Each change raises the revision and wakes who waits for it. */
 export class RankState {
   #status: ShimStatus;
-  readonly #waiting = new Set<() => void>();
+  readonly #waiting = new Waiters();
   readonly #now: () => number;
 
   constructor(attempt: string, now: () => number) {
@@ -35,21 +36,13 @@ export class RankState {
     const { phase = this.#status.phase } = change;
     const since_ms = phase === this.#status.phase ? this.#status.since_ms : this.#now();
     this.#status = { ...this.#status, ...change, phase, since_ms, revision: this.#status.revision + 1 };
-    for (const wake of this.#waiting) wake();
+    this.#waiting.wake();
   }
 
   /** The status once its revision is not `after`, or as it is when the wait is over. */
   async next(after: number): Promise<ShimStatus> {
     if (this.#status.revision !== after) return this.#status;
-    await new Promise<void>((resolve) => {
-      const done = () => {
-        clearTimeout(timer);
-        this.#waiting.delete(done);
-        resolve();
-      };
-      const timer = setTimeout(done, BLOCKING_QUERY_MS);
-      this.#waiting.add(done);
-    });
+    await this.#waiting.wait(BLOCKING_QUERY_MS);
     return this.#status;
   }
 }

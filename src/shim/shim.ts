@@ -19,8 +19,9 @@ import { listenMutualTls } from "../pki/listener.ts";
 import type { PeerListener } from "../pki/listener.ts";
 import { Trust } from "../pki/trust.ts";
 import type { RankExit } from "../protocol/agent-api.ts";
-import { messageOf, OperatorError, parseAs } from "../protocol/errors.ts";
+import { messageOf, OperatorError, parseAs, explain } from "../protocol/errors.ts";
 import * as limits from "../protocol/limits.ts";
+import { isRevoked } from "../protocol/plan.ts";
 import { PROTOCOL } from "../protocol/protocol.ts";
 import { ShimSpec } from "../protocol/shim-api.ts";
 import type { Revocation } from "../protocol/plan.ts";
@@ -284,8 +285,7 @@ class Shim {
   async #renew({ revocations }: ShimTrust): Promise<void> {
     this.#revocations = revocations;
     this.#trust?.setRevocations(revocations);
-    const isRevoked = (name: string, issued_ms: number) => revocations.some((entry) => entry.name === name && issued_ms <= entry.until_ms);
-    this.#listener?.dropPeers((peer) => isRevoked(peer.name, peer.issued_ms));
+    this.#listener?.dropPeers((peer) => isRevoked(revocations, peer));
     this.#listener?.setIdentity(await loadIdentity(this.#spec.tls));
   }
 }
@@ -294,8 +294,4 @@ class Shim {
 async function makeFolderFor(path: string, user: UnixUser | null): Promise<void> {
   if ((await mkdir(path, { recursive: true, mode: 0o700 })) === undefined || user === null) return;
   await chown(path, user.uid, user.gid);
-}
-
-function explain(error: unknown): string {
-  return error instanceof OperatorError ? `${error.message}: ${error.why}` : messageOf(error);
 }

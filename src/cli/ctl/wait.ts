@@ -1,6 +1,6 @@
 import { setTimeout as sleep } from "node:timers/promises";
 import { ModelList, NodeList } from "../../protocol/admin-api.ts";
-import { OperatorError } from "../../protocol/errors.ts";
+import { OperatorError, explain } from "../../protocol/errors.ts";
 import { WAIT_POLL_MS } from "../../protocol/limits.ts";
 import { nearest } from "../../protocol/nearest.ts";
 import type { AdminClient } from "../admin-client.ts";
@@ -64,7 +64,7 @@ async function seenOrUnreachable(look: Look, client: AdminClient): Promise<Seen>
   try {
     return await look(client);
   } catch (error) {
-    if (error instanceof OperatorError && error.code === "E_UNREACHABLE") return { ready: false, text: `${error.message}: ${error.why}` };
+    if (error instanceof OperatorError && error.code === "E_UNREACHABLE") return { ready: false, text: explain(error) };
     throw error;
   }
 }

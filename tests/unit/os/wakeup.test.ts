@@ -1,5 +1,5 @@
 import { expect, test } from "bun:test";
-import { Wakeup } from "../../../src/os/wakeup.ts";
+import { Waiters, Wakeup } from "../../../src/os/wakeup.ts";
 
 const LONG_MS = 60_000;
 const never = new AbortController().signal;
@@ -29,4 +29,14 @@ test("a wait ends with its signal, and does not begin after it", async () => {
   over.abort();
   await waiting;
   await wakeup.wait(LONG_MS, over.signal);
+});
+
+test("one wake is for all who wait, and not for who comes later", async () => {
+  const waiters = new Waiters();
+  const all = Promise.all([waiters.wait(LONG_MS), waiters.wait(LONG_MS, never)]);
+  waiters.wake();
+  await all;
+  const later = waiters.wait(20).then(() => "time over");
+  expect(await Promise.race([later, waiters.wait(LONG_MS)])).toBe("time over");
+  waiters.wake();
 });
