@@ -27,7 +27,10 @@ export function freezeOf({ nodes, policy, thawed_ms }: Pick<World, "nodes" | "po
 export function strandedBy(world: World, nodes: ReadonlyMap<NodeId, NodeSeen>): (replica: Replica) => boolean {
   const frozen = freezeOf(world) !== null;
   return (replica) => {
-    if (frozen || !runs(replica) || replica.placements.every(({ node }) => nodes.get(node)?.state !== "lost")) return false;
+    if (!runs(replica)) return false;
+    // A node that an operator removed does not come back.
+    if (replica.placements.some(({ node }) => !nodes.has(node))) return true;
+    if (frozen || replica.placements.every(({ node }) => nodes.get(node)?.state !== "lost")) return false;
     if (replica.state !== "ready") return true;
     // Its agent is silent, but who asks it may still be answered: then nothing is lost.
     const door = replica.placements[0]?.launch.attempt;

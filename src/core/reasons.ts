@@ -1,3 +1,4 @@
+import { CERTIFICATE_WARN_MS } from "../protocol/limits.ts";
 import type { ModelSpec } from "../protocol/catalog.ts";
 import type { NodeId } from "../protocol/ids.ts";
 import { runs } from "./world.ts";
@@ -31,4 +32,12 @@ export function reasonOfModel(spec: ModelSpec, group: readonly Replica[], nodes:
   const short = group.filter((replica) => !serves(replica, nodes));
   const first = (["failed", "pending"] as const).map((state) => short.find((replica) => replica.state === state)).find(Boolean) ?? short[0];
   return first ? `${first.id} is ${first.state}: ${reasonNow(first, nodes)}` : "replicas are being made";
+}
+
+/** Why a node's certificate should be renewed now; null while it has time. */
+export function certificateReason(expires_ms: number, now_ms: number): string | null {
+  const left_ms = expires_ms - now_ms;
+  if (left_ms >= CERTIFICATE_WARN_MS) return null;
+  const days = Math.floor(left_ms / 86_400_000);
+  return left_ms <= 0 ? "its certificate has ended" : `its certificate ends in ${days} ${days === 1 ? "day" : "days"}`;
 }

@@ -144,7 +144,9 @@ function warnOfClock({ clock_s }: NodeFacts, report: Reporter): void {
 async function refuseRevoked({ cert }: NodeFacts, node: string, servers: ControlPlane): Promise<void> {
   const certificate = cert === null ? null : readCertificate(cert);
   if (certificate === null || "unreadable" in certificate) return;
-  const revoked = (await servers.events(node, certificate.issued_ms)).findLast(({ kind }) => kind === "certificate-revoked");
+  const revoked = (await servers.events(node, certificate.issued_ms)).findLast(
+    ({ kind }) => kind === "certificate-revoked" || kind === "node-removed",
+  );
   if (revoked === undefined) return;
   const when = new Date(revoked.at_ms).toISOString();
   throw new OperatorError("E_REVOKED", `the certificate of ${node} was revoked`, `${when}: ${revoked.text}`, "--renew gives it a new one");

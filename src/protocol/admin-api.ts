@@ -13,6 +13,7 @@
  *   DELETE /admin/v1/keys/<id>                    {}
  *   GET    /admin/v1/replicas/<id>/log?lines=N&rank=0&follow=1   text/plain
  *   POST   /admin/v1/nodes/<id>/intent            NodeWish -> {}              cordon, drain, and back
+ *   DELETE /admin/v1/nodes/<id>?force=1           {}                          out of the fleet, certificates refused
  *   GET    /admin/v1/nodes/<id>/drain             { items: DrainStep[] }      what a drain would do
  *   POST   /admin/v1/replicas/<id>/replace        ReplaceWish -> {}           another in its place, without an outage
  *   POST   /admin/v1/thaw                         {} -> {}                    vanished nodes are really gone

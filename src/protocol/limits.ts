@@ -238,6 +238,10 @@ export const ONBOARD_STATE_SPACE_BYTES = 1024 * 1024 * 1024;
 export const ONBOARD_JOIN_MS = 60_000;
 /** An agent that ended this often since it was started is not waited for. */
 export const ONBOARD_RESTARTS_COUNT = 3;
+/** A node's certificate is called near its end this long before. */
+export const CERTIFICATE_WARN_MS = 2_592_000_000;
+/** What runs on a node that is removed by force has this long to end. */
+export const REMOVE_STOP_MS = 60_000;
 /** How often the server is asked for a node that should join. */
 export const ONBOARD_JOIN_POLL_MS = 300;
 /** How long the viewer certificate is valid with which onboarding asks the server. */

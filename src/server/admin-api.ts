@@ -73,6 +73,7 @@ export class AdminApi {
       { method: "POST", path: "/admin/v1/keys", run: (call) => this.#createKey(call) },
       { method: "DELETE", path: "/admin/v1/keys/:id", run: (call, { id = "" }) => this.#revokeKey(call, id) },
       { method: "POST", path: "/admin/v1/nodes/:id/intent", run: (call, { id = "" }) => this.#wish(call, id) },
+      { method: "DELETE", path: "/admin/v1/nodes/:id", run: (call, { id = "" }) => this.#removeNode(call, id) },
       {
         method: "GET",
         path: "/admin/v1/nodes/:id/drain",
@@ -139,6 +140,11 @@ export class AdminApi {
       await say({ level: "info", kind: "key-revoked", subject: `key/${id}`, text: `"${known.name}", by ${peer.name}` });
       await keysChanged();
     }
+    sendJson(response, {});
+  }
+
+  async #removeNode({ response, query, peer }: Call, id: string): Promise<void> {
+    await this.#parts.operations.remove(id, query.get("force") === "1", peer.name);
     sendJson(response, {});
   }
 

@@ -14,6 +14,8 @@ export interface OperationsParts {
   readonly store: Store;
   readonly now: () => number;
   readonly counts: () => GatewayCounts;
+  /** Refuses every certificate of a name issued until now, and ends its sessions. */
+  readonly revoke: (name: string) => Promise<void>;
   /** Look at the fleet again. */
   readonly poke: () => void;
   readonly say: (event: Happening) => Promise<void>;
@@ -80,6 +82,27 @@ export class Operations {
       gathering: false,
       nodes: world.nodes.map((node) => (node.id === id ? { ...node, cordon: "it is to be drained", drain } : node)),
     };
+  }
+
+  /**
+   * Takes a node out of the fleet: its certificates are refused from now on and it is forgotten, with the ports leased on it.
+   * @param force also while something runs there; that is replaced, and its node is left to end it
+   * @throws OperatorError E_NOT_FOUND, E_BAD_REQUEST while something runs there
+   */
+  async remove(node: string, force: boolean, by: string): Promise<void> {
+    const { fleet, store, revoke, poke, say } = this.#parts;
+    this.#knownNode(node);
+    const here = fleet.replicas.filter((replica) => runs(replica) && replica.placements.some((placement) => placement.node === node));
+    if (here.length > 0 && !force) {
+      const why = `${here.map(({ id }) => id).join(", ")} still run there`;
+      throw new OperatorError("E_BAD_REQUEST", `node ${node} is in use`, why, `llmgw ctl drain ${node}, or remove it with --force`);
+    }
+    await revoke(node);
+    await store.removeNode(node);
+    fleet.nodes.delete(node);
+    fleet.intents = await store.intents();
+    await say({ level: "warn", kind: "node-removed", subject: `node/${node}`, text: `by ${by}; its certificates are refused` });
+    poke();
   }
 
   /** Asks for another replica in the place of one. */

@@ -121,6 +121,7 @@ class Server {
     const operations = new Operations({
       ...shared,
       counts: () => ({ in_flight: this.#gateway.in_flight(), unreachable: this.#gateway.unreachable() }),
+      revoke: (name) => this.#revoke(name),
       poke: () => this.#reconciler.poke(),
       catalog: async () => (await readCatalog((await loadServerConfig(options.config_file)).catalog)).models,
     });

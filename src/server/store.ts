@@ -215,6 +215,12 @@ export class Store {
       ON CONFLICT (node) DO UPDATE SET document = excluded.document`;
   }
 
+  /** Forgets a node, and what was wanted of it. */
+  async removeNode(node: NodeId): Promise<void> {
+    await this.#database.run`DELETE FROM nodes WHERE id = ${node}`;
+    await this.#database.run`DELETE FROM node_intents WHERE node = ${node}`;
+  }
+
   async keys(): Promise<KeyRow[]> {
     const rows = await this.#database.run`SELECT id, name, sha256, created_ms, revoked_ms FROM api_keys ORDER BY created_ms, id`;
     return rows.map((row) => read(KeyRow, row, "a key"));

@@ -1,4 +1,4 @@
-import { reasonNow, reasonOfModel, serves } from "../core/reasons.ts";
+import { certificateReason, reasonNow, reasonOfModel, serves } from "../core/reasons.ts";
 import type { Replica } from "../core/world.ts";
 import type { FabricView, KeyView, ModelView, NodeView, ReplicaView, StatusView } from "../protocol/admin-api.ts";
 import type { GatewayStatus } from "../protocol/gateway-api.ts";
@@ -186,6 +186,9 @@ function warningsOf(
     add("config-invalid", "server", `kept the old configuration: ${config_fault}`, "llmgw config check, then llmgw ctl reload");
   for (const { code, subject, text, remedy } of fleet.fabrics(now_ms).warnings) add(code, subject, text, remedy);
   for (const node of nodes) {
+    const ending = certificateReason(node.certificate_expires_ms, now_ms);
+    if (ending !== null)
+      add("certificate-ends", `node/${node.id}`, ending, `llmgw onboard --node ${node.id} --addr ${node.address} --renew`);
     if (Math.abs(node.clock_offset_ms) > CLOCK_OFFSET_MS)
       add(
         "clock-offset",

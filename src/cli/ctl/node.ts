@@ -1,10 +1,16 @@
+import { setTimeout as sleep } from "node:timers/promises";
+import { object } from "valibot";
 import { NodeList, type NodeView } from "../../protocol/admin-api.ts";
 import { OperatorError } from "../../protocol/errors.ts";
 import type { FabricPort } from "../../protocol/inventory.ts";
+import { REMOVE_STOP_MS, WAIT_POLL_MS } from "../../protocol/limits.ts";
+import { nearest } from "../../protocol/nearest.ts";
+import type { AdminClient } from "../admin-client.ts";
 import { command, group } from "../frame.ts";
+import type { Io } from "../spec.ts";
 import { age, outputFlag, printOne, size } from "../output.ts";
 import { gpus } from "./nodes.ts";
-import { reach, reachFlags } from "./reach.ts";
+import { dryRunFlag, reach, reachFlags } from "./reach.ts";
 
 type Row = readonly [string, string];
 
@@ -42,6 +48,16 @@ function rows(node: NodeView, now_ms: number): Row[] {
   ];
 }
 
+/** @throws OperatorError E_NOT_FOUND with the nearest name */
+async function nodeOf(client: AdminClient, id: string): Promise<NodeView> {
+  const { items } = await client.get("/admin/v1/nodes", NodeList);
+  const node = items.find((each) => each.id === id);
+  if (node) return node;
+  const ids = items.map((each) => each.id);
+  const remedy = nearest(id, ids) ?? "llmgw ctl nodes";
+  throw new OperatorError("E_NOT_FOUND", `there is no node ${id}`, "no node of that name has joined", remedy);
+}
+
 const show = command({
   name: "show",
   about: "Shows what a node has, and what doctor found there last",
@@ -49,12 +65,47 @@ const show = command({
   flags: { ...reachFlags, output: outputFlag },
   args: [{ name: "NODE", about: "its id" }],
   run: async ({ flags, args, io }) => {
-    const { items } = await (await reach(flags, io)).get("/admin/v1/nodes", NodeList);
-    const node = items.find(({ id }) => id === args.NODE);
-    if (!node)
-      throw new OperatorError("E_NOT_FOUND", `there is no node ${args.NODE}`, "no node of that name has joined", "llmgw ctl nodes");
+    const node = await nodeOf(await reach(flags, io), args.NODE);
     printOne(io, flags.output, { rows: rows(node, Date.now()), name: node.id, document: node });
   },
 });
 
-export const nodeCommands = group({ name: "node", about: "Shows one node", commands: () => [show] });
+/** Ends what runs on a node, as far as its agent can be reached. */
+async function stopThere(client: AdminClient, node: NodeView, io: Io): Promise<void> {
+  const stopAll = "llmgw agent stop-all --config /etc/llmgw/agent.yaml";
+  if (node.state !== "ready") return io.err(`its agent does not answer; when the machine still runs, on it: ${stopAll}`);
+  const wish = { wish: "drain", stop_first: true, within_ms: 1 } as const;
+  await client.send("POST", `/admin/v1/nodes/${encodeURIComponent(node.id)}/intent`, wish, object({}));
+  const end_ms = performance.now() + REMOVE_STOP_MS;
+  for (let left = node.replicas; left.length > 0; await sleep(WAIT_POLL_MS)) {
+    const now = (await client.get("/admin/v1/nodes", NodeList)).items.find(({ id }) => id === node.id);
+    left = now?.replicas ?? [];
+    if (left.length > 0 && (performance.now() > end_ms || now?.state !== "ready"))
+      return io.err(`${left.join(", ")} would not end; on the node: ${stopAll}`);
+  }
+}
+
+const remove = command({
+  name: "remove",
+  about: "Takes a node out of the fleet: nothing runs there, its certificate is refused, it is forgotten",
+  examples: ["llmgw ctl drain node-1 && llmgw ctl node remove node-1", "llmgw ctl node remove node-1 --force"],
+  flags: {
+    ...reachFlags,
+    force: { type: "boolean", about: "also while something runs there: it is stopped first, and started elsewhere" },
+    "dry-run": dryRunFlag,
+  },
+  args: [{ name: "NODE", about: "its id" }],
+  run: async ({ flags, args, io }) => {
+    const client = await reach(flags, io);
+    const node = await nodeOf(client, args.NODE);
+    const there = node.replicas.length === 0 ? "nothing runs there" : `${node.replicas.join(", ")} run there`;
+    if (node.replicas.length > 0 && !flags.force)
+      throw new OperatorError("E_BAD_REQUEST", `node ${node.id} is in use`, there, `llmgw ctl drain ${node.id}, or --force`);
+    if (flags["dry-run"]) return io.err(`would stop what runs there (${there}), refuse its certificates, and forget ${node.id}`);
+    if (node.replicas.length > 0) await stopThere(client, node, io);
+    await client.send("DELETE", `/admin/v1/nodes/${encodeURIComponent(node.id)}?force=${flags.force ? 1 : 0}`, undefined, object({}));
+    io.err(`${node.id} is out of the fleet; its certificate is refused, and llmgw onboard --renew would bring it back`);
+  },
+});
+
+export const nodeCommands = group({ name: "node", about: "Shows or removes one node", commands: () => [show, remove] });

@@ -1,3 +1,4 @@
+import { certificateReason } from "../../core/reasons.ts";
 import { NodeList, type NodeView } from "../../protocol/admin-api.ts";
 import type { Gpu } from "../../protocol/inventory.ts";
 import { command } from "../frame.ts";
@@ -60,5 +61,10 @@ export const nodesCommand = command({
       document,
       empty: "no node has joined yet",
     });
+    if (flags.output !== "table" && flags.output !== "wide") return;
+    for (const { id, address, certificate_expires_ms } of document.items) {
+      const ending = certificateReason(certificate_expires_ms, Date.now());
+      if (ending !== null) io.err(`${id}: ${ending}: llmgw onboard --node ${id} --addr ${address} --server URL --renew`);
+    }
   },
 });
