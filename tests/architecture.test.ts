@@ -1,6 +1,6 @@
 // Which folder may import which: DESIGN's ranks, held for every import, also those of types alone.
 import { expect, test } from "bun:test";
-import { existsSync } from "node:fs";
+import { existsSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import { importsOf, root, sources, targetOf, type Source } from "./sources.ts";
 
@@ -44,6 +44,17 @@ test("the import reader sees every form", () => {
 
 test("every folder of src has a rank", () => {
   expect(files.map((file) => folderOf(file.path)).filter((folder) => rankOf(folder) < 0)).toEqual([]);
+});
+
+test("every folder of src stands in ARCHITECTURE.md, at its rank and with a file to begin at", () => {
+  const page = readFileSync(join(root, "docs/ARCHITECTURE.md"), "utf8");
+  const rows = [...page.matchAll(/^\| (\d) +\| `([a-z]+)\/` +\| `([a-z-]+\.ts)` /gm)];
+  const told = rows.map(([, rank, folder, begin]) => `${rank} src/${folder}/${begin}`);
+  const folders = new Set(files.map((file) => folderOf(file.path)).filter((folder) => folder !== "main.ts"));
+  expect(rows).toHaveLength(folders.size);
+  expect(new Set(rows.map(([, , folder]) => folder))).toEqual(new Set<string | undefined>(folders));
+  expect(told.filter((line) => rankOf(line.split("/")[1] ?? "") !== Number(line[0]))).toEqual([]);
+  expect(told.filter((line) => !existsSync(join(root, line.slice(2))))).toEqual([]);
 });
 
 test("a file imports its own folder and lower ranks only", () => {

@@ -1,3 +1,7 @@
+/**
+ * sim/ is the simulated engine: an OpenAI-compatible server without a model, for trying llmgw out, rehearsing
+ * outages and testing. What it says is a function of what it is asked. It knows nothing of llmgw's own protocols.
+ */
 import { randomBytes } from "node:crypto";
 import { setTimeout as sleep } from "node:timers/promises";
 import * as v from "valibot";

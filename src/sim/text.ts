@@ -1,8 +1,3 @@
-/**
- * sim/ is the simulated engine: an OpenAI-compatible server without a model, for trying llmgw out, rehearsing
- * outages and testing. What it says is a function of what it is asked. It knows nothing of llmgw's own protocols.
- */
-
 const WORDS = (
   "the fleet answers while machines come and go and every token arrives in order from a node that was asked once " +
   "and a gateway that counts what it sends so that no request is lost when one engine stops and another one begins"
