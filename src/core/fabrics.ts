@@ -101,9 +101,6 @@ export interface Fabrics {
   readonly numbers: IslandNumbers;
 }
 
-/** Where nobody declares a fabric. */
-export const NO_FABRICS: Fabrics = { islands: [], warnings: [], torn: [], numbers: {} };
-
 /**
  * The islands of a fleet, from the declared ports of all nodes.
  * @param before the numbers of the last time, so that islands keep their names

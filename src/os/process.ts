@@ -155,16 +155,6 @@ export async function processWithArguments(wanted: readonly string[]): Promise<n
   return found ?? null;
 }
 
-/** Waits until a process that need not be our child is gone. */
-export async function waitGone(pid: number, deadline_ms: number): Promise<boolean> {
-  const end = performance.now() + deadline_ms;
-  while (isAlive(pid)) {
-    if (performance.now() > end) return false;
-    await sleep(20);
-  }
-  return true;
-}
-
 /** Calls once when the owner (or the process that had its number at first) is gone. Returns a way to stop looking. */
 export function watchOwner(pid: number, gone: () => void): () => void {
   const start = startTimeOf(pid);

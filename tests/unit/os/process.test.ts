@@ -12,9 +12,9 @@ import {
   startTimeOf,
   sweepAttempt,
   userOf,
-  waitGone,
   watchOwner,
 } from "../../../src/os/process.ts";
+import { waitGone } from "./process-for-tests.ts";
 import { until } from "../shim/rank-for-tests.ts";
 
 const started: ChildProcess[] = [];

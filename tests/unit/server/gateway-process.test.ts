@@ -1,7 +1,8 @@
 // The server and the gateway process it starts: a real one, which outlives the server.
 import { afterEach, expect, test } from "bun:test";
 import { join } from "node:path";
-import { isAlive, signalProcess, waitGone } from "../../../src/os/process.ts";
+import { isAlive, signalProcess } from "../../../src/os/process.ts";
+import { waitGone } from "../os/process-for-tests.ts";
 import { fetchUnix } from "../../../src/os/unix-http.ts";
 import type { GatewayStatus } from "../../../src/protocol/gateway-api.ts";
 import { ControlPlane, until } from "./control-plane-for-tests.ts";
