@@ -64,6 +64,9 @@ export async function onboardOptions(
     throw usageError(path, "--server is missing", "the agent must know whom to dial", "--server https://ADDRESS:7443");
   for (const url of flags.server)
     if (!/^https:\/\/[^/\s]+\/?$/.test(url)) throw usageError(path, `--server cannot be "${url}"`, "it is https://host:port");
+  for (const flag of ["llamacpp-bin", "nvidia-smi", "ib-root"] as const)
+    if (flags[flag] !== undefined && !flags[flag].startsWith("/"))
+      throw usageError(path, `--${flag} cannot be "${flags[flag]}"`, "it is a path on the node, and begins with /");
   const home = homedir();
   const { credentials, left_out } = await credentialsOf({
     key_file: flags["ssh-key"] === undefined ? null : resolve(io.cwd, flags["ssh-key"]),
@@ -104,6 +107,7 @@ export async function onboardOptions(
       llamacpp_bin: llamacpp,
     },
     engines,
+    copies: [],
     ca_folder: resolve(io.cwd, flags.ca),
     unit: AGENT_UNIT_TEXT,
     renew: flags.renew,

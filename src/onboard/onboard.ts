@@ -15,7 +15,7 @@ import { FACTS_SCRIPT, parseFacts, type NodeFacts } from "./facts.ts";
 import { nodeShell, type NodeShell } from "./node-shell.ts";
 import { architectureOf, refusalOf } from "./refusal.ts";
 import { connect, ConnectionLost, type SshTarget } from "./ssh.ts";
-import { planSteps, type Due, type Job, type NamedEngine, type Work } from "./step.ts";
+import { planSteps, type Copy, type Due, type Job, type NamedEngine, type Work } from "./step.ts";
 import { STEPS } from "./steps.ts";
 
 export interface OnboardOptions {
@@ -31,6 +31,7 @@ export interface OnboardOptions {
   readonly binaries_given: boolean;
   readonly config: AgentKeys;
   readonly engines: readonly NamedEngine[];
+  readonly copies: readonly Copy[];
   readonly ca_folder: string;
   /** The text of the agent's unit. */
   readonly unit: string;
@@ -124,12 +125,12 @@ function describe({ os, arch, cpu_model, glibc }: NodeFacts): string {
 }
 
 function jobOf(options: OnboardOptions, facts: NodeFacts, ca: string): Job {
-  const { node, address, servers, binaries, binaries_given, config, engines, ca_folder, unit, renew } = options;
+  const { node, address, servers, binaries, binaries_given, config, engines, copies, ca_folder, unit, renew } = options;
   const arch = architectureOf(facts);
   if (arch === null)
     throw new OperatorError("E_NODE", `there is no llmgw for ${facts.arch}`, "it runs on x86_64 and aarch64", "use another machine");
   const binary = chooseBinary(binaries, arch, binaries_given);
-  return { node, address, servers, binary, config, engines, ca_folder, ca, unit, renew };
+  return { node, address, servers, binary, config, engines, copies, ca_folder, ca, unit, renew };
 }
 
 function warnOfClock({ clock_s }: NodeFacts, report: Reporter): void {

@@ -10,6 +10,11 @@ export interface NamedEngine {
   readonly argv: readonly [string, ...string[]];
 }
 
+/** A folder of this machine that the node gets a copy of, under the same path. */
+export interface Copy {
+  readonly folder: string;
+}
+
 /** What a machine is to become. */
 export interface Job {
   readonly node: string;
@@ -19,6 +24,7 @@ export interface Job {
   /** Keys of agent.yaml. */
   readonly config: AgentKeys;
   readonly engines: readonly NamedEngine[];
+  readonly copies: readonly Copy[];
   /** The authority's folder, and its certificate (PEM). */
   readonly ca_folder: string;
   readonly ca: string;

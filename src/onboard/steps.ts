@@ -10,6 +10,7 @@ import type { NodeView } from "../protocol/admin-api.ts";
 import { OperatorError } from "../protocol/errors.ts";
 import { ONBOARD_JOIN_MS, ONBOARD_JOIN_POLL_MS, ONBOARD_RESTARTS_COUNT } from "../protocol/limits.ts";
 import { agentConfigOf } from "./agent-config.ts";
+import { copyFolder } from "./copy-folder.ts";
 import { certificateNeed } from "./certificate-need.ts";
 import { AGENT_UNIT, ENGINE_USER, NODE_PATHS } from "./node-paths.ts";
 import { lastWords } from "./node-shell.ts";
@@ -148,6 +149,16 @@ const unit: Step = {
   },
 };
 
+const copies: Step = {
+  name: "copy",
+  need: ({ copies: folders }) => (folders.length === 0 ? undefined : `${folders.map(({ folder }) => folder).join(", ")} must be there`),
+  apply: async ({ job, shell }) => {
+    const said: string[] = [];
+    for (const { folder } of job.copies) said.push(await copyFolder(folder, shell));
+    return said.join("; ");
+  },
+};
+
 const engines: Step = {
   name: "engines",
   need: ({ engines: named }) => (named.length === 0 ? undefined : `${named.map(({ argv }) => argv[0]).join(", ")} must answer`),
@@ -247,7 +258,7 @@ async function notJoined({ job, shell, servers, since_ms, say }: Work, last: Nod
 
 /** Everything a machine needs to be a node, in order. */
 export const STEPS: readonly (readonly Step[])[] = [
-  [binary, trust, engineUser],
+  [binary, trust, engineUser, copies],
   [certificate],
   [configuration, unit, engines],
   [start],

@@ -1,6 +1,6 @@
 // The compiled binary makes nodes of machines with real systemd and sshd.
 import { afterAll, beforeAll, expect, test } from "bun:test";
-import { mkdir, readFile, rm, stat, writeFile } from "node:fs/promises";
+import { mkdir, readFile, rm, stat, symlink, writeFile } from "node:fs/promises";
 import { join } from "node:path";
 import { NodeList } from "../../src/protocol/admin-api.ts";
 import { parseAs } from "../../src/protocol/errors.ts";
@@ -254,4 +254,20 @@ machineTest("an agent that cannot start is explained in its own words", async ()
   expect(code).toBe(4);
   await rm(join(node.root, "etc/systemd/system/llmgw-agent.service.d/broken.conf"));
   expect((await onboard(node)).code).toBe(0);
+});
+
+machineTest("called by its runbook name it adds a node with a folder of llama.cpp, and says what it lacks", async () => {
+  const link = at("llmgw-add-node");
+  await symlink(binary, link);
+  const release = at("llama.cpp");
+  await mkdir(release);
+  await writeFile(join(release, "llama-server"), '#!/bin/sh\necho "version: 1 (test)"\n', { mode: 0o755 });
+  await writeFile(join(release, "libggml.so"), "library");
+  const words = ["--name", node.name, "--ip", `${node.address}/24`, "--server", url(), "--ssh-key", lab.key, "--llamacpp-bin", release];
+  const rest = ["--known-hosts", at("known"), "--ca", at("ca"), "--onboard-only"];
+  expect(await succeed(link, ...words, ...rest)).toMatch(/lab-node1\s+ready/);
+  expect(await node.run("cat", `${release}/libggml.so`)).toBe("library");
+  expect(await node.run("cat", "/etc/llmgw/agent.yaml")).toContain(`llamacpp_bin: ${release}/llama-server`);
+  await node.run("rm", `${release}/.llmgw-copy`);
+  expect(await succeed(link, ...words, ...rest).then(() => "", String)).toContain("does not replace it");
 });

@@ -194,6 +194,7 @@ describe("steps", () => {
     binary: { path: "/dist/llmgw", arch: "amd64", digest: "d".repeat(64), size: 1 },
     config: { node: "node-5", servers: ["https://10.0.0.1:7443"], address: "10.0.0.5" },
     engines: [],
+    copies: [],
     ca_folder: "/ca",
     ca: "CA",
     unit: "UNIT",
