@@ -1,3 +1,4 @@
+import { existsSync } from "node:fs";
 import { runAgent, stopAll } from "../agent/agent.ts";
 import type { AgentOptions } from "../agent/agent.ts";
 import { loadAgentConfig } from "../os/config-file.ts";
@@ -7,8 +8,10 @@ import { command } from "./frame.ts";
 import { usageError } from "./parse.ts";
 import type { FlagValues, Io } from "./spec.ts";
 
+const AGENT_FILE = "/etc/llmgw/agent.yaml";
+
 const FLAGS = {
-  config: { type: "string", value: "FILE", about: "agent.yaml; every key of it is also a flag" },
+  config: { type: "string", value: "FILE", about: "agent.yaml; every key of it is also a flag; /etc/llmgw/agent.yaml when it is there" },
   node: { type: "string", value: "ID", about: "node id; the host name without domain when absent" },
   server: { type: "list", value: "URL", about: "a server, https://host:port" },
   address: { type: "string", value: "IP", about: "address other machines reach this node at" },
@@ -43,7 +46,8 @@ async function optionsOf(flags: FlagValues<typeof FLAGS>, io: Io, signal: AbortS
     engine_user: flags["engine-user"],
     log: parts({ level: flags["log-level"], format: flags["log-format"] }),
   };
-  const config = await loadAgentConfig(flags.config ?? null, given, io.cwd);
+  const file = flags.config ?? (existsSync(AGENT_FILE) ? AGENT_FILE : null);
+  const config = await loadAgentConfig(file, given, io.cwd);
   return { config, log: makeLog(config.log), signal, owner_pid: flags["owner-pid"] ?? null };
 }
 
@@ -57,9 +61,10 @@ export const agentCommand = command({
   name: "agent",
   about: "Runs this machine as a node of the fleet",
   examples: [
-    "llmgw agent --config /etc/llmgw/agent.yaml",
+    "llmgw agent",
+    "llmgw agent --config ./agent.yaml",
     "llmgw agent --server https://10.0.0.1:7443 --address 10.0.0.5 --llamacpp-bin /opt/llama.cpp/llama-server",
-    "llmgw agent stop-all --config /etc/llmgw/agent.yaml",
+    "llmgw agent stop-all",
   ],
   flags: FLAGS,
   args: [{ name: "ACTION", about: "stop-all: end every rank on this node instead", optional: true }],

@@ -49,8 +49,8 @@ export async function loadAgentConfig(path: string | null, flags: Readonly<Recor
   throw new OperatorError(
     "E_CONFIG",
     `the agent needs ${flag}`,
-    "neither a flag nor a file names it",
-    `give ${flag}, or --config /etc/llmgw/agent.yaml`,
+    "neither a flag nor agent.yaml names it",
+    `give ${flag}, or a file with --config (/etc/llmgw/agent.yaml is read when it is there)`,
   );
 }
 
