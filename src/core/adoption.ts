@@ -22,10 +22,11 @@ interface Found {
 export function adopt(world: World, records: readonly Replica[], now_ms: number): { replicas: Replica[]; events: Happening[] } {
   const adopted = new Map<ReplicaId, Replica>();
   const events: Happening[] = [];
-  for (const [id, ranks] of orphans(world, records)) {
-    ranks.sort((a, b) => a.status.rank - b.status.rank);
-    const model = world.models.find((spec) => spec.name === ranks[0]?.status.launch.model);
-    if (!model || !isWhole(ranks)) continue;
+  for (const ranks of startedTogether(orphans(world, records))) {
+    const first = ranks[0]?.status;
+    const model = world.models.find((spec) => spec.name === first?.launch.model);
+    if (!first || !model || adopted.has(first.replica) || !isWhole(ranks)) continue;
+    const id = first.replica;
     const where = ranks.map(({ node }) => node).join(", ");
     adopted.set(id, taken(id, ranks, model, now_ms));
     events.push({ level: "warn", kind: "replica-adopted", subject: `replica/${id}`, text: `found running on ${where} and taken over` });
@@ -35,21 +36,26 @@ export function adopt(world: World, records: readonly Replica[], now_ms: number)
   return { replicas: [...kept, ...adopted.values()], events };
 }
 
-/** Attempts that run and are in no record, by replica. Ready ones also count when their replica's record runs nothing. */
-function orphans(world: World, records: readonly Replica[]): Map<ReplicaId, Found[]> {
+/** Attempts that run and are in no record. Ready ones also count when their replica's record runs nothing. */
+function orphans(world: World, records: readonly Replica[]): Found[] {
   const known = new Map(records.map((replica) => [replica.id, replica]));
-  const found = new Map<ReplicaId, Found[]>();
+  const found: Found[] = [];
   for (const node of world.nodes) {
     for (const status of node.ranks ?? []) {
       if (status.phase === "exited" || status.phase === "stopping") continue;
       const record = known.get(status.replica);
       if (record && (status.phase !== "ready" || !isIdle(record) || isOwn(record, status))) continue;
-      const ranks = found.get(status.replica) ?? [];
-      ranks.push({ node: node.id, status });
-      found.set(status.replica, ranks);
+      found.push({ node: node.id, status });
     }
   }
   return found;
+}
+
+/** By replica and start, in order of rank: ranks of two starts of one gang know nothing of each other. */
+function startedTogether(found: readonly Found[]): Found[][] {
+  const master = ({ launch }: RankStatus) => (launch.gang ? `${launch.gang.master.address} ${launch.gang.master.port}` : "");
+  const groups = Map.groupBy(found, ({ status }) => `${status.replica} ${master(status)}`);
+  return [...groups.values()].map((ranks) => ranks.toSorted((a, b) => a.status.rank - b.status.rank));
 }
 
 const isIdle = ({ state }: Replica): boolean => state === "pending" || state === "failed";

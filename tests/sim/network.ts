@@ -23,7 +23,8 @@ export class Network {
     const copies = this.trouble > 0 && this.#chance.once(20) ? 2 : 1;
     for (let copy = 0; copy < copies; copy++) {
       if (this.trouble > 0 && this.#chance.once(12)) continue;
-      const delay_ms = this.trouble > 0 && this.#chance.once(8) ? this.#chance.below(8_000) : 0;
+      const longest_ms = this.#chance.once(8) ? 60_000 : 8_000;
+      const delay_ms = this.trouble > 0 && this.#chance.once(8) ? this.#chance.below(longest_ms) : 0;
       this.#letters.push({ at_ms: now_ms + delay_ms, from: node, deliver });
     }
   }

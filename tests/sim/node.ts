@@ -38,14 +38,19 @@ export class SimNode {
   joins = 0;
   /** Kept on disk: the newest plan it was ever given. */
   seen: PlanVersion = { epoch: 0, generation: 0 };
+  /** One start in so many fails at once; 0 = none. */
+  failing_starts = 0;
   next_report_ms = 0;
   next_join_ms = 0;
   /** Engines that the agent was told to stop, with what they were doing. */
   readonly stopped: { readonly attempt: string; readonly phase: Phase }[] = [];
 
-  constructor(shape: NodeShape, chance: Chance) {
+  /** @param fabric which of the physical fabrics that go by one declared name its adapters are on */
+  constructor(shape: NodeShape, chance: Chance, fabric: "first" | "second") {
     this.shape = shape;
-    this.inventory = inventoryOf(shape);
+    const inventory = inventoryOf(shape);
+    const ports = (inventory.ports ?? []).map((port) => ({ ...port, managers: [`the ${fabric} ${port.fabric}`] }));
+    this.inventory = { ...inventory, ports };
     this.#chance = chance;
     this.#places = new Places(shape.id);
   }
@@ -89,14 +94,16 @@ export class SimNode {
   #start(launch: RankLaunch, now_ms: number): void {
     const phase = launch.weights === null ? "starting" : "fetching";
     const next_ms = now_ms + this.#chance.below(6_000);
-    this.ranks.set(launch.attempt, { launch, phase, since_ms: now_ms, next_ms, exit: null, placed: false });
+    const rank: Rank = { launch, phase, since_ms: now_ms, next_ms, exit: null, placed: false };
+    this.ranks.set(launch.attempt, rank);
+    if (this.failing_starts > 0 && this.#chance.once(this.failing_starts)) this.#end(rank, "start", now_ms);
   }
 
   #stop(attempt: string, now_ms: number): void {
     const rank = this.ranks.get(attempt);
     if (!rank) return;
     this.stopped.push({ attempt, phase: rank.phase });
-    Object.assign(rank, { phase: "stopping", since_ms: now_ms, next_ms: now_ms + this.#chance.below(4_000) });
+    Object.assign(rank, { phase: "stopping", since_ms: now_ms, next_ms: now_ms + this.#chance.below(12_000) });
   }
 
   #end(rank: Rank, kind: RankExit["kind"], now_ms: number): void {

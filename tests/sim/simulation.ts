@@ -1,12 +1,13 @@
 import { runs, type Replica } from "../../src/core/world.ts";
 import type { RankExit } from "../../src/protocol/agent-api.ts";
 import type { ModelSpec } from "../../src/protocol/catalog.ts";
-import { placesOf, type RankLaunch } from "../../src/protocol/plan.ts";
+import type { RankLaunch } from "../../src/protocol/plan.ts";
 import { modelOf, type NodeShape } from "../unit/core/fleet-for-tests.ts";
 import { Chance } from "./chance.ts";
 import { Network } from "./network.ts";
 import { SimNode } from "./node.ts";
-import { emptyStore, SimServer, type SimStore, type Turn } from "./server.ts";
+import { brokenByDecision, brokenOnMachine } from "./promises.ts";
+import { emptyStore, SimServer, type SimStore } from "./server.ts";
 
 const STEP_MS = 1_000;
 const REPORT_MS = 5_000;
@@ -41,10 +42,11 @@ export class Simulation {
         id: `n${index}`,
         address: `10.0.0.${index + 2}`,
         gpus: chance.below(5),
-        adapters: chance.once(2) ? { [chance.once(2) ? "ib-a" : "ib-b"]: 1 + chance.below(2) } : {},
+        adapters: { ...(chance.once(2) && { "ib-a": 1 + chance.below(2) }), ...(chance.once(3) && { "ib-b": 1 + chance.below(2) }) },
       };
-      return new SimNode(shape, chance);
+      return new SimNode(shape, chance, chance.once(4) ? "second" : "first");
     });
+    if (mood === "rough") for (const node of this.nodes) node.failing_starts = 6;
     this.#models = this.#catalog();
     this.#store = emptyStore(this.now_ms);
     this.#server = this.#startServer();
@@ -56,7 +58,7 @@ export class Simulation {
       modelOf(`m${index}`, {
         replicas: chance.below(4),
         gpus: chance.below(3),
-        nodes: chance.once(4) ? 2 : 1,
+        nodes: chance.once(3) ? 2 : 1,
         ...(chance.once(2) && { source: `https://x/${index}` }),
         context: chance.once(2) ? 1_024 : 2_048,
       }),
@@ -72,26 +74,26 @@ export class Simulation {
     this.log.push(`${(this.now_ms - 1_700_000_000_000) / 1_000} ${text}`);
   }
 
-  /** One second: something may happen, letters are carried, agents and server do their part, invariants are checked. */
+  /** One second: something may happen, letters are carried, agents and server do their part, promises are checked. */
   step(): void {
-    this.now_ms += STEP_MS;
     if (this.#chance.once(4)) this.#happen();
+    this.#pass();
+  }
+
+  #pass(): void {
+    this.now_ms += STEP_MS;
     for (const node of this.nodes) node.advance(this.now_ms, (launch) => this.#isWhole(launch));
     this.#endBrokenGangs();
     for (const node of this.nodes) this.#agentTurn(node);
     this.#network.deliver(this.now_ms);
-    if (this.#server) {
-      const turn = this.#server.turn({ in_flight: new Map(), unreachable: this.#unreachable() }, this.now_ms);
-      this.#checkDecision(turn);
-      this.#giveOut();
-      this.#network.deliver(this.now_ms);
-    }
+    if (this.#server) this.#decide(this.#server);
+    this.#network.deliver(this.now_ms);
     this.#checkMachines();
   }
 
   #happen(): void {
     const calm = [this.#serverFaults, this.#agentFault, this.#linkFault];
-    const rough = [...calm, this.#engineFault, this.#powerFault, this.#operator, this.#catalogEdit];
+    const rough = [...calm, this.#engineFault, this.#engineFault, this.#powerFault, this.#operator, this.#catalogEdit];
     this.#chance.pick(this.#mood === "calm" ? calm : rough)?.call(this);
   }
 
@@ -229,16 +231,10 @@ export class Simulation {
     throw new Error(`${what}\n${this.log.slice(-40).join("\n")}`);
   }
 
-  /** On the machines: no GPU and no port twice, ranks of a gang on distinct machines of one fabric. */
   #checkMachines(): void {
     for (const node of this.nodes) {
-      const held = new Set<string>();
-      for (const launch of node.placed()) {
-        for (const what of placesOf(node.shape.id, launch)) {
-          if (held.has(what)) this.#fail(`${what} is held twice`);
-          held.add(what);
-        }
-      }
+      const broken = brokenOnMachine(node);
+      if (broken !== null) this.#fail(broken);
       if (this.#mood === "calm") {
         for (const { attempt, phase } of node.stopped)
           if (phase === "ready" && this.#known_ready.has(attempt)) this.#fail(`healthy engine ${attempt} on ${node.shape.id} was stopped`);
@@ -247,40 +243,13 @@ export class Simulation {
     }
   }
 
-  /** In the decision: no place twice; gangs are whole and on one fabric; a drain lets a ready replica go only when it is replaced. */
-  #checkDecision({ before, after }: Turn): void {
-    const planned = new Set<string>();
-    for (const { node, launch } of after.filter(runs).flatMap(({ placements }) => placements)) {
-      for (const place of placesOf(node, launch)) {
-        if (planned.has(place)) this.#fail(`${place} is planned twice`);
-        planned.add(place);
-      }
-    }
-    const was = new Map(before.map((replica) => [replica.id, replica]));
-    for (const replica of after) {
-      if (replica.state === "ready") for (const { launch } of replica.placements) this.#known_ready.add(launch.attempt);
-      this.#checkGang(replica);
-      if (replica.state === "draining" && was.get(replica.id)?.state === "ready") this.#checkLeave(replica, after);
-    }
-  }
-
-  #checkGang({ id, spec, placements, state }: Replica): void {
-    if (spec.nodes === 1 || placements.length === 0 || state === "gone") return;
-    if (new Set(placements.map(({ node }) => node)).size !== spec.nodes) this.#fail(`gang ${id} is not on ${spec.nodes} nodes`);
-    const islands = new Set(placements.map(({ launch }) => launch.gang?.island));
-    if (islands.size !== 1) this.#fail(`gang ${id} is on ${[...islands].join(" and ")}`);
-    for (const { node, launch } of placements) {
-      const adapters = this.nodes.find(({ shape }) => shape.id === node)?.shape.adapters ?? {};
-      if (!Object.hasOwn(adapters, launch.gang?.island ?? "")) this.#fail(`gang ${id} has a rank on ${node}, which is not on its fabric`);
-    }
-  }
-
-  #checkLeave(gone: Replica, after: readonly Replica[]): void {
-    const wanted = this.#models.find(({ name }) => name === gone.model)?.replicas ?? 0;
-    const drain = gone.placements.map(({ node }) => this.#store.intents.get(node)?.drain ?? null).find((each) => each !== null);
-    if (!drain || drain.stop_first || !gone.reason.includes("drained")) return;
-    const serving = after.filter((replica) => replica.model === gone.model && replica.state === "ready").length;
-    if (serving < wanted) this.#fail(`${gone.id} was let go by a drain with ${serving} of ${wanted} ready`);
+  #decide(server: SimServer): void {
+    const turn = server.turn({ in_flight: new Map(), unreachable: this.#unreachable() }, this.now_ms);
+    for (const { state, placements } of turn.after)
+      if (state === "ready") for (const { launch } of placements) this.#known_ready.add(launch.attempt);
+    const broken = brokenByDecision({ turn, fleet: server.fleet, models: this.#models, nodes: this.nodes });
+    if (broken !== null) this.#fail(broken);
+    this.#giveOut();
   }
 
   /** Faults end; everything wanted must be ready in the end, or wait with a reason, and nothing else run. */
@@ -289,30 +258,25 @@ export class Simulation {
     this.#network.trouble = 0;
     this.#network.cut.clear();
     this.#store.intents.clear();
+    // One machine may stay off for good: what ran there has to be ready elsewhere.
+    const dead = this.#mood === "rough" && this.#chance.once(2) ? this.#chance.pick(this.nodes) : undefined;
     for (const node of this.nodes) {
-      if (!node.up) node.powerOn();
+      node.failing_starts = 0;
+      if (node === dead) node.powerOff(this.now_ms);
+      else if (!node.up) node.powerOn();
       else if (!node.agent) node.restartAgent();
     }
     this.#server ??= this.#startServer();
-    for (let i = 0; i < 900 && !this.#isSettled(); i++) this.#quietStep();
+    for (let i = 0; i < 900 && !this.#isSettled(); i++) this.#pass();
     if (!this.#isSettled())
       this.#fail(`it does not settle: ${this.#store.replicas.map(({ id, state, reason }) => `${id} ${state} ${reason}`).join("; ")}`);
   }
 
-  #quietStep(): void {
-    this.now_ms += STEP_MS;
-    for (const node of this.nodes) node.advance(this.now_ms, (launch) => this.#isWhole(launch));
-    this.#endBrokenGangs();
-    for (const node of this.nodes) this.#agentTurn(node);
-    this.#network.deliver(this.now_ms);
-    if (this.#server) this.#checkDecision(this.#server.turn({ in_flight: new Map(), unreachable: this.#unreachable() }, this.now_ms));
-    this.#giveOut();
-    this.#network.deliver(this.now_ms);
-    this.#checkMachines();
-  }
-
   #isSettled(): boolean {
-    const replicas = this.#store.replicas;
+    // What is on a machine that is off counts for nothing, whatever its record says.
+    const off = new Set(this.nodes.flatMap(({ up, shape }) => (up ? [] : [shape.id])));
+    const isLost = (replica: Replica) => replica.state !== "pending" && replica.placements.some(({ node }) => off.has(node));
+    const replicas = this.#store.replicas.filter((replica) => !isLost(replica));
     const planned = new Set(replicas.filter(runs).flatMap(({ placements }) => placements.map(({ launch }) => launch.attempt)));
     const running = this.nodes.flatMap((node) => node.running().map(({ attempt }) => attempt));
     if (running.length !== planned.size || running.some((attempt) => !planned.has(attempt))) return false;
