@@ -122,7 +122,7 @@ function fitModel(spec: ModelSpec, group: readonly Replica[], { nodes, stranded,
   const old = present.filter(leaving);
   const release: [ReplicaId, string][] = [];
   const excess = worstFirst(fresh, isServing).slice(0, Math.max(0, fresh.length - spec.replicas));
-  for (const replica of excess) release.push([replica.id, `the catalog wants ${spec.replicas} of ${spec.name}`]);
+  for (const replica of excess) release.push([replica.id, `${spec.replicas} of ${spec.name} are wanted`]);
   const ready = fresh.filter((replica) => isServing(replica) && !excess.includes(replica)).length;
   const keep = Math.max(0, spec.replicas - ready);
   const kept_old = worstFirst(old, isServing)

@@ -16,12 +16,14 @@
  *   DELETE /admin/v1/nodes/<id>?force=1           {}                          out of the fleet, certificates refused
  *   GET    /admin/v1/nodes/<id>/drain             { items: DrainStep[] }      what a drain would do
  *   POST   /admin/v1/replicas/<id>/replace        ReplaceWish -> {}           another in its place, without an outage
+ *   POST   /admin/v1/models/<name>/scale          ScaleWish -> {}             another number of replicas than the catalog's
  *   POST   /admin/v1/thaw                         {} -> {}                    vanished nodes are really gone
  *   GET    /admin/v1/plan                         { items: EventView[] }      what reading the catalog again would do
  *   POST   /admin/v1/reload                       ReloadAnswer                config and catalog
  *   POST   /admin/v1/revoke                       RevokeName -> {}
  */
 import * as v from "valibot";
+import { ModelSpec } from "./catalog.ts";
 import { ENGINE_KINDS, EngineKind, ModelName, NodeId, ReplicaId } from "./ids.ts";
 import { Inventory } from "./inventory.ts";
 import { PlanVersion } from "./plan.ts";
@@ -74,6 +76,9 @@ export const ModelView = v.object({
   engine: EngineKind,
   source: v.nullable(v.string()),
   wanted: v.number(),
+  /** The catalog's number, and who wants another instead; empty = nobody. */
+  catalog_replicas: v.number(),
+  scaled_by: v.string(),
   ready: v.number(),
   nodes: v.number(),
   gpus: v.number(),
@@ -162,6 +167,10 @@ export type DrainStep = v.InferOutput<typeof DrainStep>;
 export const DrainSteps = items(DrainStep);
 
 export const ReplaceWish = v.strictObject({ how: v.picklist(["restart", "move"]) });
+
+/** Null = the catalog's number counts again. */
+export const ScaleWish = v.strictObject({ replicas: v.nullable(ModelSpec.entries.replicas.wrapped) });
+export type ScaleWish = v.InferInput<typeof ScaleWish>;
 
 export const RevokeName = v.strictObject({ name: v.string() });
 export const ReloadAnswer = v.object({ changed: v.array(v.string()) });

@@ -1,5 +1,6 @@
 import * as v from "valibot";
 import { Bytes, EngineKind, ModelName } from "./ids.ts";
+import { MODEL_REPLICAS_COUNT } from "./limits.ts";
 
 /** A flag's value in `args`: passed to the engine as `--name value`; `true` as a bare `--name`, `false` left out. */
 export const ArgValue = v.union([v.string(), v.number(), v.boolean()]);
@@ -20,7 +21,7 @@ export const ModelSpec = v.strictObject({
   source: v.optional(v.pipe(v.string(), v.regex(/^(\/|https?:\/\/)/, "a source is an absolute path or an http(s) URL"))),
   sha256: v.optional(Sha256),
   size: v.optional(Bytes),
-  replicas: v.optional(v.pipe(v.number(), v.integer(), v.minValue(0), v.maxValue(1_000)), 1),
+  replicas: v.optional(v.pipe(v.number(), v.integer(), v.minValue(0), v.maxValue(MODEL_REPLICAS_COUNT)), 1),
   /** Ranks per replica. */
   nodes: v.optional(v.pipe(Positive, v.maxValue(64)), 1),
   /** GPUs per node. */

@@ -63,6 +63,9 @@ export const STARTING_WAITERS_COUNT = 256;
 /** Most requests in flight in one gateway process. */
 export const GATEWAY_IN_FLIGHT_COUNT = 8_192;
 
+/** Most replicas of one model. */
+export const MODEL_REPLICAS_COUNT = 1_000;
+
 /** Events kept in the store; the oldest go first. */
 export const KEPT_EVENTS_COUNT = 10_000;
 /** Events one answer of the admin API lists at most. */

@@ -5,7 +5,7 @@ import type { Happening, Replica } from "../core/world.ts";
 import type { Log } from "../os/log.ts";
 import type { Dialer } from "../pki/dial.ts";
 import type { Peer } from "../pki/trust.ts";
-import { CreateKey, NodeWish, ReplaceWish, RevokeName, type CreatedKey } from "../protocol/admin-api.ts";
+import { CreateKey, NodeWish, ReplaceWish, RevokeName, ScaleWish, type CreatedKey } from "../protocol/admin-api.ts";
 import { messageOf, OperatorError } from "../protocol/errors.ts";
 import { LISTED_EVENTS_COUNT, LOG_TAIL_LINES_COUNT } from "../protocol/limits.ts";
 import { ATTEMPT_HEADER } from "../protocol/shim-api.ts";
@@ -80,6 +80,7 @@ export class AdminApi {
         run: async ({ response }, { id = "" }) => sendJson(response, { items: parts.operations.drainSteps(id) }),
       },
       { method: "POST", path: "/admin/v1/replicas/:id/replace", run: (call, { id = "" }) => this.#replace(call, id) },
+      { method: "POST", path: "/admin/v1/models/:id/scale", run: (call, { id = "" }) => this.#scale(call, id) },
       { method: "POST", path: "/admin/v1/thaw", run: (call) => this.#thaw(call) },
       { method: "GET", path: "/admin/v1/plan", run: (call) => this.#plan(call) },
       { method: "POST", path: "/admin/v1/reload", run: (call) => this.#reload(call) },
@@ -156,6 +157,12 @@ export class AdminApi {
   async #replace({ request, response, peer }: Call, id: string): Promise<void> {
     const { how } = await readJson(request, ReplaceWish, "the wish for a replica");
     await this.#parts.operations.replace(id, how, peer.name);
+    sendJson(response, {});
+  }
+
+  async #scale({ request, response, peer }: Call, model: string): Promise<void> {
+    const { replicas } = await readJson(request, ScaleWish, "the number of replicas");
+    await this.#parts.operations.scale(model, replicas, peer.name);
     sendJson(response, {});
   }
 

@@ -6,7 +6,7 @@ import type { Refusal } from "../protocol/admin-api.ts";
 import type { NodeRequest, RankStatus, ResultMessage } from "../protocol/agent-api.ts";
 import type { ModelSpec } from "../protocol/catalog.ts";
 import { OperatorError } from "../protocol/errors.ts";
-import type { NodeId, ReplicaId } from "../protocol/ids.ts";
+import type { ModelName, NodeId, ReplicaId } from "../protocol/ids.ts";
 import {
   BLOCKING_QUERY_MS,
   GATHER_MS,
@@ -17,7 +17,7 @@ import {
 } from "../protocol/limits.ts";
 import { comparePlanVersions, type NodePlan, type PlanVersion, type RankLaunch, type Revocation } from "../protocol/plan.ts";
 import type { Session } from "./sessions.ts";
-import type { NodeIntent, StoredNode } from "./store.ts";
+import type { ModelScale, NodeIntent, StoredNode } from "./store.ts";
 
 /** A node as the server knows it: what is kept, and what its present agent says. */
 export interface FleetNode {
@@ -44,12 +44,19 @@ export function cordonOf(intent: NodeIntent | undefined): string | null {
   return intent?.cordon ? `cordoned by ${intent.by}` : null;
 }
 
+/** The catalog's models with the numbers of replicas that operators want instead. */
+export function scaled(catalog: readonly ModelSpec[], scales: ReadonlyMap<ModelName, ModelScale>): readonly ModelSpec[] {
+  return catalog.map((spec) => ({ ...spec, replicas: scales.get(spec.name)?.replicas ?? spec.replicas }));
+}
+
 /** Everything the server holds in memory, and who waits for it to change. */
 export class Fleet {
   readonly started_ms: number;
   readonly nodes = new Map<NodeId, FleetNode>();
   replicas: readonly Replica[] = [];
-  models: readonly ModelSpec[] = [];
+  /** The catalog as it was read last. */
+  catalog: readonly ModelSpec[] = [];
+  scales: ReadonlyMap<ModelName, ModelScale> = new Map();
   refusals: ReadonlyMap<ReplicaId, readonly Refusal[]> = new Map();
   revocations: readonly Revocation[] = [];
   /** What operators want of nodes. */
@@ -75,6 +82,11 @@ export class Fleet {
   constructor(version: PlanVersion, started_ms: number) {
     this.version = version;
     this.started_ms = started_ms;
+  }
+
+  /** What is wanted. */
+  get models(): readonly ModelSpec[] {
+    return scaled(this.catalog, this.scales);
   }
 
   /** A node has joined just now. */

@@ -19,6 +19,9 @@ export const MIGRATIONS: readonly string[] = [
   `
   CREATE TABLE node_intents (node TEXT PRIMARY KEY, document TEXT NOT NULL);
   `,
+  `
+  CREATE TABLE model_scales (model TEXT PRIMARY KEY, document TEXT NOT NULL);
+  `,
 ];
 
 /** The form this version writes. */

@@ -4,7 +4,7 @@ import type { DrainStep, NodeWish } from "../protocol/admin-api.ts";
 import type { ModelSpec } from "../protocol/catalog.ts";
 import { OperatorError } from "../protocol/errors.ts";
 import type * as v from "valibot";
-import type { Fleet } from "./fleet.ts";
+import { scaled, type Fleet } from "./fleet.ts";
 import { IDS } from "./reconcile.ts";
 import type { NodeIntent, Store } from "./store.ts";
 import { worldOf, type GatewayCounts } from "./world.ts";
@@ -124,6 +124,21 @@ export class Operations {
     poke();
   }
 
+  /**
+   * Keeps a number of replicas that counts instead of the catalog's.
+   * @param replicas null = the catalog's counts again
+   */
+  async scale(model: string, replicas: number | null, by: string): Promise<void> {
+    const { fleet, store, poke, say } = this.#parts;
+    const spec = fleet.catalog.find(({ name }) => name === model);
+    if (!spec) throw new OperatorError("E_NOT_FOUND", `there is no model "${model}"`, "the catalog names none", "llmgw ctl models");
+    await store.saveScale(model, replicas === null ? null : { replicas, by });
+    fleet.scales = await store.scales();
+    const text = replicas === null ? `by ${by}: ${spec.replicas} again, as the catalog says` : `by ${by}: ${replicas} are wanted`;
+    await say({ level: "info", kind: "model-scaled", subject: `model/${model}`, text });
+    poke();
+  }
+
   /** Nodes that are silent now do not count as vanished together any more. */
   async thaw(by: string): Promise<void> {
     const { fleet, now, poke, say } = this.#parts;
@@ -136,6 +151,7 @@ export class Operations {
   async preview(): Promise<readonly Happening[]> {
     const { fleet, now, counts, catalog } = this.#parts;
     const now_ms = now();
-    return plan({ ...worldOf(fleet, counts(), now_ms), models: await catalog(), gathering: false }, now_ms, IDS).events;
+    return plan({ ...worldOf(fleet, counts(), now_ms), models: scaled(await catalog(), fleet.scales), gathering: false }, now_ms, IDS)
+      .events;
   }
 }

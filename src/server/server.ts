@@ -101,7 +101,7 @@ class Server {
     this.#identity = identity;
     this.#trust = new Trust(identity.ca);
     this.#fleet = new Fleet(version, Date.now());
-    this.#fleet.models = catalog.models;
+    this.#fleet.catalog = catalog.models;
     this.#dialer = makeDialer(identity, { revocations: () => this.#fleet.revocations });
     this.#gateway = new GatewayLink({
       socket: join(config.run, GATEWAY_SOCKET),
@@ -188,6 +188,14 @@ class Server {
     }
     this.#keys = await this.#store.keys();
     this.#fleet.intents = await this.#store.intents();
+    await this.#dropScales();
+  }
+
+  /** A number wanted of a model ends with the model: one that comes back later is as the catalog says. */
+  async #dropScales(): Promise<void> {
+    const names = new Set(this.#fleet.catalog.map(({ name }) => name));
+    for (const model of (await this.#store.scales()).keys()) if (!names.has(model)) await this.#store.saveScale(model, null);
+    this.#fleet.scales = await this.#store.scales();
   }
 
   async #handle(...[request, response, peer]: Parameters<AgentApi["handle"]>): Promise<void> {
@@ -251,12 +259,13 @@ class Server {
       const catalog = await readCatalog(next.catalog);
       const identity = await serverIdentity(next.tls);
       const changed: string[] = [];
-      if (JSON.stringify(catalog.models) !== JSON.stringify(this.#fleet.models)) changed.push("catalog");
+      if (JSON.stringify(catalog.models) !== JSON.stringify(this.#fleet.catalog)) changed.push("catalog");
       if (identity.serial !== this.#identity.serial) changed.push("certificate");
       const { catalog: _path, ...rest } = next;
       const { catalog: _old, ...old } = config;
       if (JSON.stringify(rest) !== JSON.stringify(old)) changed.push("server.yaml (counts after a restart)");
-      this.#fleet.models = catalog.models;
+      this.#fleet.catalog = catalog.models;
+      await this.#dropScales();
       this.#identity = identity;
       this.#listener?.setIdentity(identity);
       this.#dialer.setIdentity(identity);

@@ -62,6 +62,10 @@ const StoredIntent = json(
 );
 export type NodeIntent = v.InferOutput<typeof StoredIntent>;
 
+/** How many replicas an operator wants of a model instead of the catalog's number. */
+const StoredScale = json(v.object({ replicas: ModelSpec.entries.replicas, by: v.string() }));
+export type ModelScale = v.InferOutput<typeof StoredScale>;
+
 /** What is kept of a node while it is away. */
 export const StoredNode = v.object({
   id: NodeId,
@@ -213,6 +217,23 @@ export class Store {
     const document = JSON.stringify(intent);
     await this.#database.run`INSERT INTO node_intents (node, document) VALUES (${node}, ${document})
       ON CONFLICT (node) DO UPDATE SET document = excluded.document`;
+  }
+
+  /** Numbers of replicas that count instead of the catalog's, by model. */
+  async scales(): Promise<Map<ModelName, ModelScale>> {
+    const rows = await this.#database.run`SELECT model, document FROM model_scales ORDER BY model`;
+    return new Map(rows.map((row) => [String(row["model"]), read(StoredScale, row["document"], "a model's scale")]));
+  }
+
+  /** @param scale null = the catalog's number counts again */
+  async saveScale(model: ModelName, scale: ModelScale | null): Promise<void> {
+    if (scale === null) {
+      await this.#database.run`DELETE FROM model_scales WHERE model = ${model}`;
+      return;
+    }
+    const document = JSON.stringify(scale);
+    await this.#database.run`INSERT INTO model_scales (model, document) VALUES (${model}, ${document})
+      ON CONFLICT (model) DO UPDATE SET document = excluded.document`;
   }
 
   /** Forgets a node, and what was wanted of it. */

@@ -67,6 +67,8 @@ export function modelViews(fleet: Fleet, now_ms: number): ModelView[] {
       engine: spec.engine,
       source: spec.source ?? null,
       wanted: spec.replicas,
+      catalog_replicas: fleet.catalog.find(({ name }) => name === spec.name)?.replicas ?? 0,
+      scaled_by: fleet.scales.get(spec.name)?.by ?? "",
       ready,
       nodes: spec.nodes,
       gpus: spec.gpus,

@@ -1,6 +1,6 @@
 // A node is emptied under load: nothing fails, nothing is ever missing, also when the server dies half-way.
 import { afterAll, beforeAll, expect, test } from "bun:test";
-import { Fleet } from "./fleet.ts";
+import { Fleet, runBinary } from "./fleet.ts";
 
 const TEST_MS = 120_000;
 let fleet: Fleet;
@@ -146,3 +146,29 @@ test("what cannot be is told with what can", async () => {
   expect(await refused("drain", "n1", "--deadline", "soon")).toContain("--deadline");
   expect((await fleet.must("ctl", "plan")).err).toContain("nothing would change");
 });
+
+test(
+  "a model is scaled without an outage; the number outlives the server and a reload, and is taken back",
+  async () => {
+    const wanted = async () => (await fleet.modelViews()).find(({ name }) => name === "m")?.wanted;
+    expect((await fleet.must("ctl", "scale", "m", "3", "--dry-run")).err).toContain("would want 3 replicas of m instead of 2");
+    const asking = load();
+    expect((await fleet.must("ctl", "scale", "m", "3")).err).toContain("llmgw ctl scale m --catalog takes it back");
+    await fleet.waitFor("three to be ready", async () => (await readyCount()) === 3);
+    await fleet.signal("server", "SIGKILL");
+    fleet.startServer();
+    await fleet.waitFor("the server to be back", () => fleet.status());
+    await fleet.must("ctl", "reload");
+    expect(await wanted()).toBe(3);
+    expect((await fleet.must("ctl", "models", "-o", "wide")).out).toContain("catalog 2");
+    await fleet.must("ctl", "scale", "m", "--catalog");
+    await fleet.waitFor("the third to be gone", async () => (await fleet.replicas()).filter(({ model }) => model === "m").length === 2);
+    const { answered, failed } = await asking.stop();
+    expect(failed).toEqual([]);
+    expect(answered).toBeGreaterThan(20);
+    const refused = (...words: string[]) => runBinary(["ctl", "scale", ...words], { LLMGW_CONFIG: fleet.ctlConfig }, fleet.folder);
+    expect(await refused("m", "many")).toMatchObject({ code: 2, err: expect.stringContaining("a number from 0 to 1000 is needed") });
+    expect(await refused("n", "1")).toMatchObject({ code: 1, err: expect.stringContaining('there is no model "n"') });
+  },
+  TEST_MS,
+);

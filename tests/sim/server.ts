@@ -118,7 +118,7 @@ export class SimServer {
 
   turn(counts: GatewayCounts, now_ms: number): Turn {
     const { fleet, store } = this;
-    fleet.models = this.models;
+    fleet.catalog = this.models;
     const before = fleet.replicas;
     const sessions = [...fleet.nodes.values()].flatMap(({ session }) => session ?? []);
     const decision = plan(worldOf(fleet, counts, now_ms), now_ms, this.#ids);

@@ -24,6 +24,7 @@ export const ctlCommands = group({
     lazy("uncordon", async () => (await import("./drain.ts")).uncordonCommand),
     lazy("replica", async () => (await import("./replica.ts")).replicaCommands),
     lazy("restart", async () => (await import("./replica.ts")).restartCommand),
+    lazy("scale", async () => (await import("./scale.ts")).scaleCommand),
     lazy("thaw", async () => (await import("./drain.ts")).thawCommand),
     lazy("revoke", async () => (await import("./acts.ts")).revokeCommand),
     lazy("reload", async () => (await import("./acts.ts")).reloadCommand),

@@ -1,7 +1,10 @@
-import { ModelList } from "../../protocol/admin-api.ts";
+import { ModelList, type ModelView } from "../../protocol/admin-api.ts";
 import { command } from "../frame.ts";
 import { outputFlag, printList } from "../output.ts";
 import { reach, reachFlags } from "./reach.ts";
+
+/** Who wants another number than the catalog. */
+const scaledBy = ({ scaled_by, catalog_replicas }: ModelView) => (scaled_by === "" ? "" : `by ${scaled_by}, catalog ${catalog_replicas}`);
 
 export const modelsCommand = command({
   name: "models",
@@ -17,6 +20,7 @@ export const modelsCommand = command({
         { title: "ENGINE", cell: (model) => model.engine },
         { title: "READY", cell: (model) => `${model.ready}/${model.wanted}`, right: true },
         { title: "NODES EACH", cell: (model) => model.nodes, wide: true, right: true },
+        { title: "SCALED", cell: scaledBy, wide: true },
         { title: "GPUS EACH", cell: (model) => model.gpus, wide: true, right: true },
         { title: "SOURCE", cell: (model) => model.source, wide: true },
         { title: "REASON", cell: (model) => model.reason },

@@ -53,7 +53,8 @@ const node: NodeView = {
     warnings: [{ code: "gpu-in-use", text: "another program uses GPU 1" }],
   },
 };
-const model: ModelView = { name: "m", engine: "llamacpp", source: "/m.gguf", wanted: 2, ready: 1, nodes: 1, gpus: 0, reason: "no room" };
+const numbers = { wanted: 2, catalog_replicas: 1, scaled_by: "alice", ready: 1, nodes: 1, gpus: 0 };
+const model: ModelView = { name: "m", engine: "llamacpp", source: "/m.gguf", ...numbers, reason: "no room" };
 const replica: ReplicaView = {
   id: "m-abcde",
   model: "m",
