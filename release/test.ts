@@ -37,7 +37,8 @@ async function test(paths: readonly string[]): Promise<Counts> {
   const folder = await mkdtemp(join(tmpdir(), "llmgw-test-"));
   try {
     const report = join(folder, "report.xml");
-    const options = ["--reporter=junit", `--reporter-outfile=${report}`, "--only-failures"];
+    // A busy machine makes tests slow, not wrong; those that wait for processes name their own, longer limits.
+    const options = ["--timeout=60000", "--reporter=junit", `--reporter-outfile=${report}`, "--only-failures"];
     const code = await runHere([process.execPath, "test", ...options, ...paths.map((path) => `./${path}`)]);
     const counts = count(existsSync(report) ? await readFile(report, "utf8") : "");
     // A file that does not load has no case of its own in the report, and a run that was cut short has no report.
