@@ -120,7 +120,13 @@ async function build(): Promise<void> {
   const out = resolve(values.out);
   await mkdir(out, { recursive: true });
   const { version } = JSON.parse(await readFile(join(root, "package.json"), "utf8")) as { version: string };
-  const define = { LLMGW_VERSION: JSON.stringify(version), LLMGW_COMMIT: JSON.stringify(await commitOf()) };
+  const define = {
+    LLMGW_VERSION: JSON.stringify(version),
+    LLMGW_COMMIT: JSON.stringify(await commitOf()),
+    // CommonJS packages get the folder they were built in as a constant.
+    __dirname: '"/"',
+    __filename: '"/"',
+  };
   for (const target of TARGETS) {
     const ours = process.platform === "linux" && target.arch === process.arch;
     if (values.host && !ours) continue;

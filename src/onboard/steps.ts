@@ -239,10 +239,16 @@ async function givesUp({ shell, restarted }: Work): Promise<boolean> {
   return out.includes("ActiveState=failed") || Number(/NRestarts=(\d+)/.exec(out)?.[1] ?? 0) >= ONBOARD_RESTARTS_COUNT;
 }
 
+/** What systemd says at each restart of shims that it was told to leave alone. */
+const LEFT_RUNNING = /remains running after unit stopped|Found left-over process|^This usually indicates unclean termination/;
+const JOURNAL_LINES = 100;
+const SHOWN_LINES = 12;
+
 /** Why it did not join, in the words of both sides. */
 async function notJoined({ job, shell, servers, since_ms, say }: Work, last: NodeView | null): Promise<OperatorError> {
-  const journal = await shell.run(["journalctl", "-u", AGENT_UNIT, "-n", "12", "-o", "cat", "--no-pager"]).catch(() => null);
-  const agent = (journal?.out ?? "").trim().split("\n");
+  const journal = await shell.run(["journalctl", "-u", AGENT_UNIT, "-n", `${JOURNAL_LINES}`, "-o", "cat", "--no-pager"]).catch(() => null);
+  const lines = (journal?.out ?? "").trim().split("\n");
+  const agent = lines.filter((line) => !LEFT_RUNNING.test(line)).slice(-SHOWN_LINES);
   const events = await servers.events(job.node, since_ms).catch(() => []);
   for (const line of agent) say(`agent:  ${line}`);
   for (const { level, text } of events) say(`server: ${level} ${text}`);

@@ -250,9 +250,9 @@ machineTest("an agent that cannot start is explained in its own words", async ()
   const lines = "[Service]\nInaccessiblePaths=/etc/llmgw/tls\n";
   await writeFile(join(node.root, "etc/systemd/system/llmgw-agent.service.d/broken.conf"), lines);
   const { code, err } = await onboard(node, "--renew");
+  await rm(join(node.root, "etc/systemd/system/llmgw-agent.service.d/broken.conf"));
   expect(err).toMatch(/the agent says: .*\/etc\/llmgw\/tls/);
   expect(code).toBe(4);
-  await rm(join(node.root, "etc/systemd/system/llmgw-agent.service.d/broken.conf"));
   expect((await onboard(node)).code).toBe(0);
 });
 
