@@ -10,7 +10,7 @@ import { strandedBy } from "./loss.ts";
 import { place, placeAgainOn } from "./placement.ts";
 import { serves } from "./reasons.ts";
 import { measure } from "./room.ts";
-import { specKey } from "./spec.ts";
+import { memoryNeed, specKey } from "./spec.ts";
 import { leaves, runs } from "./world.ts";
 import type { Decision, Happening, Ids, NodeSeen, Replica, World } from "./world.ts";
 
@@ -89,8 +89,18 @@ function fit(
     events.push(...next.events);
     return next.replica;
   };
-  const kept = replicas.map((replica) => (released.has(replica.id) ? letGo(replica, released.get(replica.id) ?? "") : replica));
+  const kept = replicas.map((replica) => {
+    const reason = released.get(replica.id);
+    return reason === undefined ? asked(replica, models.get(replica.model)) : letGo(replica, reason);
+  });
   return [...kept, ...made];
+}
+
+/** A replica that holds nothing asks for the memory that the catalog says now; one that runs holds what it was given. */
+function asked(replica: Replica, spec: ModelSpec | undefined): Replica {
+  const waits = replica.state === "pending" || replica.state === "failed";
+  if (!waits || spec === undefined || specKey(spec) !== specKey(replica.spec)) return replica;
+  return memoryNeed(spec) === memoryNeed(replica.spec) ? replica : { ...replica, spec };
 }
 
 /** What is asked of each replica while a model's number and form are decided. */

@@ -1,7 +1,7 @@
 import { expect, test } from "bun:test";
 import { reasonOfModel } from "../../../src/core/reasons.ts";
 import type { NodePlan } from "../../../src/protocol/plan.ts";
-import { modelOf, TestFleet } from "./fleet-for-tests.ts";
+import { GiB, modelOf, TestFleet } from "./fleet-for-tests.ts";
 
 const NODES = [{ id: "a" }, { id: "b" }];
 const attempts = (fleet: TestFleet) => fleet.ready().map((replica) => replica.placements[0]?.launch.attempt);
@@ -73,6 +73,15 @@ test("how much memory is set aside can change without a restart", () => {
   fleet.models = [modelOf("m", { memory: 2_000 })];
   fleet.turns(3);
   expect(attempts(fleet)).toEqual(before);
+});
+
+test("a replica that waits for memory asks for what the catalog says now", () => {
+  const fleet = new TestFleet([{ id: "a", memory: 4 * GiB }], [modelOf("m", { memory: 5 * GiB })]);
+  fleet.turns(3);
+  expect(fleet.only().state).toBe("pending");
+  fleet.models = [modelOf("m", { memory: 3 * GiB })];
+  fleet.turns(3);
+  expect(fleet.only().state).toBe("ready");
 });
 
 test("a model taken out of the catalog ends", () => {
