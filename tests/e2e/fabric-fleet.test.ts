@@ -15,6 +15,8 @@ const NODES = [
   { id: "n1", address: "127.0.0.11", manager: "0xb1" },
   { id: "n2", address: "127.0.0.12", manager: "0xb1" },
   { id: "n3", address: "127.0.0.13", manager: "0xc1" },
+  { id: "n4", address: "127.0.0.14", manager: "0xb1" },
+  { id: "n5", address: "127.0.0.15", manager: "0xb1" },
 ];
 
 let root = "";
@@ -108,12 +110,14 @@ test(
   async () => {
     const islands = async () =>
       Object.fromEntries((await ask(FabricList, "fabrics")).items.map(({ name, nodes }) => [name, nodes.join(" ")]));
-    await until(async () => Bun.deepEquals(await islands(), { "ib#1": "n1 n2", "ib#2": "n3" }));
+    await until(async () => Bun.deepEquals(await islands(), { "ib#1": "n1 n2 n4 n5", "ib#2": "n3" }));
     const { items } = await ask(NodeList, "nodes");
-    expect(items.map(({ id, island, fabrics }) => `${id} ${island} ${fabrics.join()}`)).toEqual(["n1 ib#1 ib", "n2 ib#1 ib", "n3 ib#2 ib"]);
-    expect(items.map(({ inventory }) => inventory.gpus.map((gpu) => gpu.uuid).join())).toEqual(["GPU-n1", "GPU-n2", "GPU-n3"]);
+    const placed = items.map(({ id, island, fabrics }) => `${id} ${island} ${fabrics.join()}`);
+    expect(placed).toEqual(["n1 ib#1 ib", "n2 ib#1 ib", "n3 ib#2 ib", "n4 ib#1 ib", "n5 ib#1 ib"]);
+    const gpus = items.map(({ inventory }) => inventory.gpus.map((gpu) => gpu.uuid).join());
+    expect(gpus).toEqual(["GPU-n1", "GPU-n2", "GPU-n3", "GPU-n4", "GPU-n5"]);
     expect((await ask(StatusView, "status")).warnings.map(({ code }) => code)).toContain("fabric-split");
-    expect((await ctl("fabrics")).err).toMatch(/fabric\/ib: ib is 2 fabrics: \{n1, n2\} and \{n3\}/);
+    expect((await ctl("fabrics")).err).toMatch(/fabric\/ib: ib is 2 fabrics: \{n1, n2, n4, n5\} and \{n3\}/);
     await until(async () => (await ask(NodeList, "nodes")).items.every(({ inventory }) => inventory.doctor !== undefined));
     const { out } = await ctl("node", "show", "n3");
     expect(out).toMatch(/port mlx5_2:1 +ib, ACTIVE, 400 Gb\/s, subnet managers 0x00000000000000c1/);
@@ -122,48 +126,51 @@ test(
   READY_MS * 2,
 );
 
-test(
-  "a gang runs on two nodes of one fabric with that fabric's adapters, and a lost rank brings all of it back elsewhere",
-  async () => {
-    const catalog = [
-      "models:",
-      "  - { name: pair, engine: sim, nodes: 2, args: { load-ms: 50 } }",
-      "  - { name: trio, engine: sim, nodes: 3 }",
-    ];
-    await writeFile(join(root, "server", "catalog.yaml"), `${catalog.join("\n")}\n`);
-    await ctl("reload");
-    const replica = async (model: string) => (await ask(ReplicaList, "replicas")).items.find((each) => each.model === model);
-    const ready = async () => {
-      const pair = await replica("pair");
-      return pair?.state === "ready" && pair.ranks.every(({ engine_pid }) => engine_pid !== null);
-    };
-    await until(ready);
-    const first = await replica("pair");
-    expect(first?.ranks.map(({ node }) => node).toSorted()).toEqual(["n1", "n2"]);
+const replica = async (model: string) => (await ask(ReplicaList, "replicas")).items.find((each) => each.model === model);
+const ready = async (model: string) => {
+  const seen = await replica(model);
+  return seen?.state === "ready" && seen.ranks.every(({ engine_pid }) => engine_pid !== null) ? seen : null;
+};
+let key = "";
+const question = (model: string) => {
+  const headers = { authorization: `Bearer ${key}`, "content-type": "application/json" };
+  const body = JSON.stringify({ model, messages: [{ role: "user", content: "hello" }], max_tokens: 3 });
+  return fetch(`${gateway_url}/v1/chat/completions`, { method: "POST", headers, body });
+};
+
+async function serve(...entries: string[]): Promise<void> {
+  await writeFile(join(root, "server", "catalog.yaml"), `${["models:", ...entries.map((entry) => `  - ${entry}`)].join("\n")}\n`);
+  await ctl("reload");
+}
+
+test.each([2, 4])(
+  "a gang of %d runs on nodes of one fabric with that fabric's adapters, and a lost rank brings all of it back",
+  async (ranks) => {
+    const model = `gang-of-${ranks}`;
+    await serve(`{ name: ${model}, engine: sim, nodes: ${ranks}, args: { load-ms: 50 } }`, "{ name: too-wide, engine: sim, nodes: 5 }");
+    await until(async () => (await ready(model)) !== null);
+    const first = await replica(model);
+    const nodes = first?.ranks.map(({ node }) => node) ?? [];
+    expect(new Set(nodes).size).toBe(ranks);
+    expect(nodes).not.toContain("n3");
     for (const { engine_pid, node } of first?.ranks ?? []) {
       const environment = (await Bun.file(`/proc/${engine_pid}/environ`).text()).split("\0");
       expect(environment).toContain("NCCL_IB_HCA==mlx5_2:1,mlx5_3:1");
       expect(environment).toContain(`VLLM_HOST_IP=${NODES.find(({ id }) => id === node)?.address}`);
       expect(environment).toContain("NCCL_SOCKET_IFNAME==lo");
     }
-    const key = (await ctl("key", "create", "gang")).out.trim();
-    const ask_pair = () => {
-      const headers = { authorization: `Bearer ${key}`, "content-type": "application/json" };
-      const body = JSON.stringify({ model: "pair", messages: [{ role: "user", content: "hello" }], max_tokens: 3 });
-      return fetch(`${gateway_url}/v1/chat/completions`, { method: "POST", headers, body });
-    };
-    await until(async () => (await ask_pair()).status === 200);
-    const worker = first?.ranks.find(({ rank }) => rank === 1)?.engine_pid ?? 0;
-    process.kill(worker, "SIGKILL");
-    await until(async () => (await ready()) && (await replica("pair"))?.ranks[0]?.attempt !== first?.ranks[0]?.attempt);
-    const second = await replica("pair");
-    const attempts = second?.ranks.map(({ attempt }) => attempt) ?? [];
+    key ||= (await ctl("key", "create", "gang")).out.trim();
+    await until(async () => (await question(model)).status === 200);
+    const last = first?.ranks.find(({ rank }) => rank === ranks - 1)?.engine_pid ?? 0;
+    process.kill(last, "SIGKILL");
+    await until(async () => (await ready(model)) !== null && (await replica(model))?.ranks[0]?.attempt !== first?.ranks[0]?.attempt);
+    const attempts = (await replica(model))?.ranks.map(({ attempt }) => attempt) ?? [];
     expect(first?.ranks.some(({ attempt }) => attempts.includes(attempt))).toBe(false);
-    expect((await ask_pair()).status).toBe(200);
-    const trio = await replica("trio");
-    expect(trio?.state).toBe("pending");
-    expect(trio?.reason).toMatch(/no fabric has 3 nodes with room: ib#1 has 2 of 2, ib#2 has 1 of 1/);
-    expect(trio?.refusals.map(({ node, filter }) => `${node} ${filter}`)).toEqual(["n1 island", "n2 island", "n3 island"]);
+    await until(async () => (await question(model)).status === 200);
+    const wide = await replica("too-wide");
+    expect(wide?.state).toBe("pending");
+    expect(wide?.reason).toMatch(/no fabric has 5 nodes with room: ib#1 has 4 of 4, ib#2 has 1 of 1/);
+    expect(wide?.refusals.map(({ node, filter }) => `${node} ${filter}`)).toEqual(NODES.map(({ id }) => `${id} island`));
   },
   READY_MS * 3,
 );
