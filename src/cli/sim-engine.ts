@@ -36,6 +36,9 @@ export const simEngineCommand = command({
     "crash-after-tokens": { type: "number", value: "N", default: 0, min: 0, about: "die once this many tokens were made" },
     hang: { type: "boolean", about: "answer no request, with the socket open" },
     "ignore-sigterm": { type: "boolean", about: "go on after SIGTERM" },
+    "hold-memory-mib": { type: "number", value: "N", default: 0, min: 0, max: 1_048_576, about: "memory it takes and keeps" },
+    "answer-as": { type: "string", value: "NAME", about: "answer to this name, and to no other, in place of the model's" },
+    "refuse-flag": { type: "string", value: "NAME", about: "end at once, as an engine does that no longer knows this flag" },
     rank: { type: "number", value: "N", default: 0, min: 0, about: "which rank of a gang this is" },
     ranks: { type: "number", value: "N", default: 1, min: 1, about: "how many ranks the gang has" },
     "master-address": { type: "string", value: "IP", about: "where rank 0 of the gang waits" },
@@ -51,11 +54,15 @@ export const simEngineCommand = command({
     "owner-pid": { type: "number", value: "PID", about: "end when this process is gone", hidden: true },
   },
   args: [],
-  run: async ({ flags }) => {
+  run: async ({ flags, io }) => {
     if (flags["owner-pid"] !== undefined) watchOwner(flags["owner-pid"], () => process.exit(1));
+    if (flags["refuse-flag"] !== undefined) {
+      io.err(`error: invalid argument: --${flags["refuse-flag"]}`);
+      return 1;
+    }
     return runSimEngine({
       socket: flags.socket,
-      model: flags.model,
+      model: flags["answer-as"] ?? flags.model,
       tokens_per_second: flags["tokens-per-second"],
       tokens: flags.tokens,
       parallel: flags.parallel,
@@ -64,6 +71,7 @@ export const simEngineCommand = command({
       crash_after_tokens: flags["crash-after-tokens"],
       hang: flags.hang,
       ignore_sigterm: flags["ignore-sigterm"],
+      hold_memory: flags["hold-memory-mib"] * 2 ** 20,
       gang: gangOf(flags),
       lose_rank_after_ms: flags["lose-rank-after-ms"],
     });

@@ -27,8 +27,11 @@ export interface EngineCommand {
 /** A question to the engine's own HTTP surface and how to read the answer. */
 export interface Probe {
   readonly path: string;
-  /** @param status HTTP status, or 0 when nothing answered */
-  judge(status: number, body: string): "ready" | "loading" | { readonly failed: string };
+  /**
+   * @param status HTTP status, or 0 when nothing answered
+   * @param model the name it is to serve
+   */
+  judge(status: number, body: string, model: string): "ready" | "loading" | { readonly failed: string };
 }
 
 /** One step of stopping: the signal for the engine's process group, then the wait before the next step. */

@@ -2,6 +2,7 @@ import * as v from "valibot";
 import type { RankLaunch } from "../protocol/plan.ts";
 import { argsOf } from "./args.ts";
 import type { Engine, LaunchInput, Probe } from "./engine.ts";
+import { SERVES_MODEL } from "./served-model.ts";
 
 /** llama-server of llama.cpp, 0.7.0 and later. */
 
@@ -101,18 +102,13 @@ const NOT_A_ROUTER: Probe = {
   },
 };
 
-const MODELS: Probe = {
-  path: "/v1/models",
-  judge: (status) => (status === 200 ? "ready" : "loading"),
-};
-
 export const llamacpp: Engine = {
   kind: "llamacpp",
   scrub: ["LLAMA_*", "GGML_*", "HF_TOKEN", "HF_HOME", "HUGGING_FACE_HUB_TOKEN", "CUDA_VISIBLE_DEVICES"],
   owned_flags: OWNED,
   needs_weights: true,
   command,
-  probes: [HEALTH, NOT_A_ROUTER, MODELS],
+  probes: [HEALTH, NOT_A_ROUTER, SERVES_MODEL],
   // SIGTERM waits for clients without limit; the second ends at once (0.7.0, measured).
   stop: [
     { signal: "SIGTERM", to: "leader", wait_ms: 3_000 },

@@ -1,6 +1,7 @@
 import type { RankLaunch } from "../protocol/plan.ts";
 import { argsOf } from "./args.ts";
 import type { Engine } from "./engine.ts";
+import { SERVES_MODEL } from "./served-model.ts";
 
 /** The simulated engine: this very program as `llmgw sim-engine`. Its switches are in `args`, to rehearse faults. */
 
@@ -30,10 +31,7 @@ export const sim: Engine = {
     ],
     env: {},
   }),
-  probes: [
-    { path: "/health", judge: (status) => (status === 200 ? "ready" : "loading") },
-    { path: "/v1/models", judge: (status) => (status === 200 ? "ready" : "loading") },
-  ],
+  probes: [{ path: "/health", judge: (status) => (status === 200 ? "ready" : "loading") }, SERVES_MODEL],
   stop: [
     { signal: "SIGTERM", to: "leader", wait_ms: 2_000 },
     { signal: "SIGKILL", to: "group", wait_ms: 5_000 },

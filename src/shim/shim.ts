@@ -215,12 +215,12 @@ class Shim {
 
   /** Asks the engine's probes in order until all are content, it fails one, or its time is up. */
   async #becomeReady(session: number): Promise<"ready" | { readonly failed: string }> {
-    const { start_deadline_ms, rank } = this.#spec.launch;
+    const { start_deadline_ms, rank, model } = this.#spec.launch;
     void this.#watchIntake(session);
     // The other ranks of a gang serve nothing: that they have joined shows in rank 0.
     for (const probe of rank === 0 ? this.#engine.probes : []) {
       for (;;) {
-        const verdict = probe.judge(...(await this.#ask(probe.path)));
+        const verdict = probe.judge(...(await this.#ask(probe.path)), model);
         if (typeof verdict === "object") return verdict;
         if (verdict === "ready") break;
         if (Date.now() - this.#last_progress_ms > start_deadline_ms) {

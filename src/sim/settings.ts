@@ -3,6 +3,7 @@ import type { GangSettings } from "./rendezvous.ts";
 /** How a simulated engine behaves. Each is a flag of `llmgw sim-engine` and so a key of `args` in the catalog. */
 export interface SimSettings {
   readonly socket: string;
+  /** The name it answers to; a request for another one is refused. */
   readonly model: string;
   readonly tokens_per_second: number;
   /** Tokens of an answer when the request does not limit them. */
@@ -16,6 +17,8 @@ export interface SimSettings {
   /** Answers no request once it is ready, with its socket open. */
   readonly hang: boolean;
   readonly ignore_sigterm: boolean;
+  /** Memory it takes and keeps once it has loaded, in bytes. */
+  readonly hold_memory: number;
   /** The gang this engine is a rank of; null = it is alone. */
   readonly gang: GangSettings | null;
   /** Ends with exit code 1 this long after the gang has met; 0 = never. Only ranks other than 0 do. */

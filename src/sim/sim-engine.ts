@@ -14,6 +14,9 @@ import type { SimSettings } from "./settings.ts";
 import { countTokens, embed } from "./text.ts";
 
 const EMBEDDING_SIZE = 64;
+const HELD_CHUNK_BYTES = 2 ** 24;
+
+const Named = v.object({ model: v.string() });
 
 interface Counters {
   running: number;
@@ -83,6 +86,8 @@ class SimEngine {
   readonly #counters: Counters = { running: 0, waiting: 0, prompt_tokens: 0, generated_tokens: 0, requests: 0, cancelled: 0 };
   readonly #queue: (() => void)[] = [];
   #ready = false;
+  /** Memory it was told to hold. */
+  held: readonly Buffer[] = [];
   stop: (code: number) => void = () => {};
   readonly stopped = new Promise<number>((resolve) => {
     this.stop = resolve;
@@ -93,7 +98,7 @@ class SimEngine {
   }
 
   async load(): Promise<void> {
-    const { load_ms, crash_at_load, model } = this.#settings;
+    const { load_ms, crash_at_load, hold_memory, model } = this.#settings;
     const steps = Math.max(1, Math.min(100, Math.floor(load_ms / 50)));
     for (let step = 1; step <= steps; step += 1) {
       await sleep(load_ms / steps);
@@ -104,6 +109,8 @@ class SimEngine {
       this.stop(1);
       return;
     }
+    // Filled, so that it is really taken.
+    this.held = Array.from({ length: Math.ceil(hold_memory / HELD_CHUNK_BYTES) }, () => Buffer.alloc(HELD_CHUNK_BYTES, 1));
     console.error(`model ${model} is loaded`);
     this.#ready = true;
   }
@@ -122,6 +129,9 @@ class SimEngine {
     } catch {
       return fault(400, "invalid_request_error", "the body is not JSON");
     }
+    const asked = v.safeParse(Named, body);
+    if (asked.success && asked.output.model !== this.#settings.model)
+      return fault(404, "not_found_error", `The model ${asked.output.model} does not exist.`);
     try {
       return await this.#route(pathname, body, request.signal);
     } catch (error) {

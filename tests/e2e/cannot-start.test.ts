@@ -38,6 +38,8 @@ beforeAll(async () => {
     { name: "short", engine: "llamacpp", source: short, context: 512 },
     { name: "flag", engine: "llamacpp", source: good, context: 512, args: { "cache-type-k": "nonsense" } },
     { name: "crash", engine: "sim", args: { "crash-at-load": true } },
+    { name: "refuses", engine: "sim", args: { "refuse-flag": "tokens" } },
+    { name: "renamed", engine: "sim", args: { "answer-as": "other" } },
   ]);
 }, SET_UP_MS);
 afterAll(async () => {
@@ -58,6 +60,7 @@ tested.each([
   ["short", /tensor|corrupt|file bounds|load/i],
   ["flag", /nonsense|cache|type/i],
   ["crash", /crash|fail|load/i],
+  ["refuses", /invalid argument: --tokens/],
 ])(
   "%s is failed with the engine's own last lines and a next try",
   async (model, words) => {
@@ -68,6 +71,15 @@ tested.each([
     expect((await fleet.must("ctl", "logs", replica.id)).out).toMatch(words);
     expect((await fleet.events()).some(({ subject, level }) => subject === `replica/${replica.id}` && level !== "info")).toBe(true);
     expect((await fleet.status()).warnings.some(({ subject }) => subject.includes(model))).toBe(true);
+  },
+  TEST_MS,
+);
+
+tested(
+  "an engine that serves another model than it was started for is not let in",
+  async () => {
+    const replica = await failedReplica("renamed");
+    expect(replica.reason).toContain("it serves other, and not renamed");
   },
   TEST_MS,
 );

@@ -83,12 +83,12 @@ describe("llama.cpp's command", () => {
 
   test("a server that came up without its model is refused, a loading one is waited for", () => {
     const [health, props] = engineOf("llamacpp").probes;
-    expect(health?.judge(503, "")).toBe("loading");
-    expect(health?.judge(0, "")).toBe("loading");
-    expect(health?.judge(200, "")).toBe("ready");
-    expect(props?.judge(200, JSON.stringify({ model_path: "/m.gguf", total_slots: 4 }))).toBe("ready");
-    expect(props?.judge(200, JSON.stringify({ role: "router", model_path: "none" }))).toHaveProperty("failed");
-    expect(props?.judge(200, "<html>")).toHaveProperty("failed");
+    expect(health?.judge(503, "", "m")).toBe("loading");
+    expect(health?.judge(0, "", "m")).toBe("loading");
+    expect(health?.judge(200, "", "m")).toBe("ready");
+    expect(props?.judge(200, JSON.stringify({ model_path: "/m.gguf", total_slots: 4 }), "m")).toBe("ready");
+    expect(props?.judge(200, JSON.stringify({ role: "router", model_path: "none" }), "m")).toHaveProperty("failed");
+    expect(props?.judge(200, "<html>", "m")).toHaveProperty("failed");
   });
 });
 

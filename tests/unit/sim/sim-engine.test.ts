@@ -181,3 +181,17 @@ test.each([
   expect(await sim.child.exited).toBe(1);
   expect(await new Response(sim.child.stderr).text()).toContain(said);
 });
+
+test("it takes memory, answers to another name, and refuses a flag, as it is told", async () => {
+  const sim = await start("--hold-memory-mib", "200", "--answer-as", "other");
+  await healthy(sim);
+  const status = await Bun.file(`/proc/${sim.child.pid}/status`).text();
+  expect(Number(/^VmRSS:\s+(\d+) kB/m.exec(status)?.[1])).toBeGreaterThan(200 * 1_024);
+  expect(await (await sim.ask("/v1/models")).text()).toContain(`"id":"other"`);
+  const asked = await sim.ask("/v1/chat/completions", { ...question, model: "demo" });
+  expect([asked.status, await asked.text()]).toEqual([404, expect.stringContaining("demo does not exist")]);
+  expect((await sim.ask("/v1/chat/completions", { ...question, model: "other" })).status).toBe(200);
+  const refuses = await start("--refuse-flag", "tokens");
+  expect(await refuses.child.exited).toBe(1);
+  expect(await new Response(refuses.child.stderr).text()).toContain("invalid argument: --tokens");
+});
