@@ -11,7 +11,7 @@ import { messageOf, OperatorError, parseAs, explain } from "../protocol/errors.t
 import { EXIT_LOG_LINES_COUNT, FETCH_PROGRESS_MS, SHIM_SILENT_MS, SHIM_START_MS } from "../protocol/limits.ts";
 import type { RankLaunch, Revocation } from "../protocol/plan.ts";
 import { PROTOCOL } from "../protocol/protocol.ts";
-import type { ShimSpec, ShimStatus } from "../protocol/shim-api.ts";
+import type { ShimSpec, ShimStatus, WrittenShimSpec } from "../protocol/shim-api.ts";
 import { tailOf } from "../shim/rank-log.ts";
 import type { WeightStore } from "../weights/store.ts";
 import type { Places } from "./places.ts";
@@ -276,7 +276,7 @@ export class Rank {
     const engine_path = this.#context.enginePath(engine);
     if (engine_path === null) throw new OperatorError("E_ENGINE", `cannot start ${engine}`, "this node does not offer it", "see ctl nodes");
     const sockets = socketsOf(socket_folder, this.launch.attempt);
-    const spec: ShimSpec = {
+    const spec: WrittenShimSpec = {
       protocol: PROTOCOL,
       node,
       launch: this.launch,

@@ -2,10 +2,12 @@ import { OperatorError } from "../protocol/errors.ts";
 import type { EngineKind } from "../protocol/ids.ts";
 import type { Engine } from "./engine.ts";
 import { llamacpp } from "./llamacpp.ts";
+import { sglang } from "./sglang.ts";
 import { sim } from "./sim.ts";
+import { vllm } from "./vllm.ts";
 
 /** Every engine this build can run. The only list of them. */
-export const ENGINES: readonly Engine[] = [llamacpp, sim];
+export const ENGINES: readonly Engine[] = [llamacpp, vllm, sglang, sim];
 
 /** @throws OperatorError E_ENGINE when this build cannot run that kind */
 export function engineOf(kind: EngineKind): Engine {

@@ -32,15 +32,17 @@ export function startTimeOf(pid: number): number | null {
 interface Stat {
   readonly state: string;
   readonly session: number;
+  readonly cpu_ticks: number;
   readonly start_ticks: number;
 }
 
-/** Fields 3, 6 and 22 of /proc/PID/stat (proc(5)); the name in field 2 may hold blanks and brackets. */
+/** Fields 3, 6, 14 and 15, and 22 of /proc/PID/stat (proc(5)); the name in field 2 may hold blanks and brackets. */
 function readStat(pid: number): Stat | null {
   try {
     const text = readFileSync(`/proc/${pid}/stat`, "utf8");
     const fields = text.slice(text.lastIndexOf(")") + 2).split(" ");
-    return { state: fields[0] ?? "", session: Number(fields[3]), start_ticks: Number(fields[19]) };
+    const cpu_ticks = Number(fields[11]) + Number(fields[12]);
+    return { state: fields[0] ?? "", session: Number(fields[3]), cpu_ticks, start_ticks: Number(fields[19]) };
   } catch {
     return null;
   }
@@ -58,6 +60,19 @@ export async function intakeOf(session: number): Promise<number> {
     bytes += 1_024 * Number(/^VmRSS:\s+(\d+)/m.exec(held)?.[1] ?? 0) + Number(/^rchar: (\d+)/m.exec(moved)?.[1] ?? 0);
   }
   return bytes;
+}
+
+/** Linux counts processor time in hundredths of a second, whatever its own clock does (USER_HZ). */
+const TICK_MS = 10;
+
+/** Processor time that the processes of a session have used so far, in ms; what has ended counts no more. */
+export async function processorTimeOf_ms(session: number): Promise<number> {
+  let ticks = 0;
+  for (const pid of await processIds()) {
+    const stat = readStat(pid);
+    if (stat?.session === session) ticks += stat.cpu_ticks;
+  }
+  return ticks * TICK_MS;
 }
 
 /** All there are, this one too; some may be gone before they are looked at. */

@@ -96,6 +96,18 @@ export const DEMO_HURRY_MS = 1_000;
 /** A process of a demo gets this long to end before it is killed. */
 export const DEMO_STOP_MS = 5_000;
 
+/** An engine that is told to stop gets this long for answers that are nearly made, where it can be told. */
+export const ENGINE_SHUTDOWN_MS = 5_000;
+/** A ready engine with requests in flight that makes no token and no step for this long is stuck: its rank fails. */
+export const ENGINE_STUCK_MS = 60_000;
+/** While requests are in flight a shim looks this often whether its engine gets on with them. */
+export const VITALS_INTERVAL_MS = 5_000;
+/** A rank without GPUs whose engine used at least this share of one core is at work, whatever its metrics say. */
+export const ENGINE_WORKS_SHARE = 0.2;
+/** An engine must print its help within this time: some import all of torch first. */
+export const ENGINE_HELP_MS = 180_000;
+/** Largest help text of an engine that is read. */
+export const ENGINE_HELP_BYTES = 4 * 1024 * 1024;
 /** Wait between two questions whether an engine is ready. */
 export const PROBE_INTERVAL_MS = 100;
 /** One question whether an engine is ready must be answered within this time. */

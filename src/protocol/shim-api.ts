@@ -15,6 +15,7 @@
 import * as v from "valibot";
 import { RankExit, RANK_PHASES } from "./agent-api.ts";
 import { AttemptId, Count, TimeMs } from "./ids.ts";
+import { ENGINE_STUCK_MS } from "./limits.ts";
 import { RankLaunch, Revocation } from "./plan.ts";
 
 /** Where a door says that it is there. */
@@ -45,12 +46,17 @@ export const ShimSpec = v.object({
   engine_socket: v.string(),
   tls: v.object({ ca: v.string(), cert: v.string(), key: v.string() }),
   revocations: v.array(Revocation),
+  /** Where the engine keeps what it compiles; a folder beside its log when absent. */
+  cache_folder: v.optional(v.string()),
+  /** A ready engine that owes answers and gets on with none for this long is stuck. */
+  stuck_ms: v.optional(Count, ENGINE_STUCK_MS),
   /** User the engine runs as; null = the shim's own. */
   engine_user: v.nullable(v.string()),
   /** When this process is gone the shim ends its rank; null = never. */
   owner_pid: v.nullable(Count),
 });
 export type ShimSpec = v.InferOutput<typeof ShimSpec>;
+export type WrittenShimSpec = v.InferInput<typeof ShimSpec>;
 
 export const ShimStatus = v.object({
   protocol: Count,

@@ -6,7 +6,8 @@ import { join, resolve } from "node:path";
 import { catalogFaults } from "../core/spec.ts";
 import type { Happening } from "../core/world.ts";
 import { loadCatalog, loadServerConfig } from "../os/config-file.ts";
-import { ENGINES } from "../engines/registry.ts";
+import { argFaults } from "../engines/args.ts";
+import { engineOf } from "../engines/registry.ts";
 import { makePrivateFolder } from "../os/files.ts";
 import type { Log } from "../os/log.ts";
 import { makeDialer } from "../pki/dial.ts";
@@ -59,18 +60,16 @@ async function serverIdentity(paths: ServerConfig["tls"]): Promise<Identity> {
   throw new OperatorError("E_IDENTITY", `${paths.cert} is not a server's certificate`, why, "issue one with llmgw ca issue-server");
 }
 
-/** Flags of a model's `args` that llmgw sets itself. */
-function ownedFlags({ name, engine: kind, args }: ModelSpec): string[] {
-  const owned = ENGINES.find((engine) => engine.kind === kind)?.owned_flags ?? [];
-  return Object.keys(args)
-    .filter((flag) => owned.includes(`--${flag}`))
-    .map((flag) => `model ${name}: args may not set ${flag}, llmgw sets it itself`);
+/** What is wrong with a model's `args` whatever version of its engine runs it. */
+function argFaultsOf({ name, engine, args, context, parallel }: ModelSpec): string[] {
+  const entry = { args, context: context ?? null, parallel: parallel ?? null };
+  return argFaults(engineOf(engine), entry).map((fault) => `model ${name}: ${fault}`);
 }
 
 /** @throws OperatorError E_CONFIG, with every fault of the catalog that its form does not show */
 async function readCatalog(path: string): Promise<Catalog> {
   const catalog = await loadCatalog(path);
-  const [fault, ...more] = [...catalogFaults(catalog.models), ...catalog.models.flatMap(ownedFlags)];
+  const [fault, ...more] = [...catalogFaults(catalog.models), ...catalog.models.flatMap(argFaultsOf)];
   if (fault !== undefined)
     throw new OperatorError("E_CONFIG", `${path} cannot be served`, [fault, ...more].join("; "), `llmgw config check ${path}`);
   return catalog;

@@ -1,11 +1,11 @@
 import { request as httpRequest } from "node:http";
 import type { ClientRequest, IncomingMessage, ServerResponse } from "node:http";
-import { connect } from "node:net";
 import type { Socket } from "node:net";
 import type { Peer } from "../pki/trust.ts";
 import { ENGINE_CONNECT_MS, ENGINE_CONNECT_PAUSE_MS, LOG_FOLLOW_BACKLOG_BYTES, LOG_TAIL_LINES_COUNT } from "../protocol/limits.ts";
 import { ALIVE_PATH, ATTEMPT_HEADER, DOOR_REFUSED_HEADER } from "../protocol/shim-api.ts";
 import type { DoorRefusal } from "../protocol/shim-api.ts";
+import type { EngineLink } from "./engine-link.ts";
 import type { RankLog } from "./rank-log.ts";
 
 /** Headers that belong to one link and are not passed on (RFC 9110 7.6.1), and what is llmgw's own. */
@@ -25,16 +25,24 @@ const NOT_PASSED_ON = new Set([
 /** What the door needs of its rank. */
 export interface DoorRank {
   readonly attempt: string;
-  readonly engine_socket: string;
+  /** Null until the engine's place is known. */
+  readonly engine: () => EngineLink | null;
   readonly log: RankLog;
   /** Why no request is taken now; null when the engine is ready. */
   refusal(): string | null;
 }
 
+/** One request on its way through the door. */
+interface Passage {
+  readonly end: () => void;
+  /** Whether the next step is the engine's: it has the whole request, and its answer neither ends nor waits for the client. */
+  readonly isOwed: () => boolean;
+}
+
 /** The rank's side of its mutual TLS door: passes requests on to the engine, both ways as they come. */
 export class Door {
   readonly #rank: DoorRank;
-  readonly #open = new Set<() => void>();
+  readonly #open = new Set<Passage>();
 
   constructor(rank: DoorRank) {
     this.#rank = rank;
@@ -63,20 +71,29 @@ export class Door {
 
   /** Cuts off every request that is being answered. */
   cut(): void {
-    for (const end of this.#open) end();
+    for (const { end } of this.#open) end();
+  }
+
+  /** How many answers the engine owes. */
+  get owed(): number {
+    return [...this.#open].filter(({ isOwed }) => isOwed()).length;
   }
 
   async #forward(request: IncomingMessage, response: ServerResponse): Promise<void> {
     let upstream: ClientRequest | null = null;
+    let answer: IncomingMessage | null = null;
     let over = false;
     const end = () => {
       upstream?.destroy();
       request.socket.destroy();
     };
-    this.#open.add(end);
+    const isOwed = () =>
+      request.readableEnded && upstream !== null && (answer === null || (!answer.readableEnded && answer.readableFlowing === true));
+    const passage = { end, isOwed };
+    this.#open.add(passage);
     response.once("close", () => {
       over = true;
-      this.#open.delete(end);
+      this.#open.delete(passage);
       // The client is gone before the answer was whole: so is its wish.
       if (!response.writableFinished) upstream?.destroy();
     });
@@ -90,14 +107,15 @@ export class Door {
       return;
     }
     upstream = this.#send(request, link);
-    upstream.once("response", (answer) => {
-      const passed = Object.fromEntries(Object.entries(answer.headers).filter(([name]) => !NOT_PASSED_ON.has(name)));
-      response.writeHead(answer.statusCode ?? 502, passed);
+    upstream.once("response", (given) => {
+      answer = given;
+      const passed = Object.fromEntries(Object.entries(given.headers).filter(([name]) => !NOT_PASSED_ON.has(name)));
+      response.writeHead(given.statusCode ?? 502, passed);
       response.flushHeaders();
       // An engine that dies in the middle must never look like one that ended well.
-      answer.on("aborted", end);
-      answer.on("error", end);
-      answer.pipe(response);
+      given.on("aborted", end);
+      given.on("error", end);
+      given.pipe(response);
     });
     upstream.on("error", () => {
       if (over || response.writableEnded) return;
@@ -114,7 +132,7 @@ export class Door {
   async #connect(isOver: () => boolean): Promise<Socket | null> {
     const deadline = performance.now() + ENGINE_CONNECT_MS;
     while (!isOver() && this.#rank.refusal() === null) {
-      const link = await connected(this.#rank.engine_socket);
+      const link = (await this.#rank.engine()?.connect()) ?? null;
       if (link !== null || performance.now() > deadline) return link;
       await Bun.sleep(ENGINE_CONNECT_PAUSE_MS);
     }
@@ -123,7 +141,8 @@ export class Door {
 
   #send({ method = "GET", url = "/", headers }: IncomingMessage, link: Socket): ClientRequest {
     const passed = Object.fromEntries(Object.entries(headers).filter(([name]) => !NOT_PASSED_ON.has(name)));
-    return httpRequest({ createConnection: () => link, method, path: url, headers: { ...passed, host: "engine", connection: "close" } });
+    const own = { host: "engine", connection: "close", ...this.#rank.engine()?.headers };
+    return httpRequest({ createConnection: () => link, method, path: url, headers: { ...passed, ...own } });
   }
 
   #showLog(url: URL, response: ServerResponse): void {
@@ -143,15 +162,6 @@ export class Door {
     });
     response.once("close", stop);
   }
-}
-
-/** Connects to a unix socket; null when nobody takes the connection now. */
-function connected(path: string): Promise<Socket | null> {
-  return new Promise((resolve) => {
-    const link = connect(path);
-    link.once("error", () => resolve(null));
-    link.once("connect", () => resolve(link));
-  });
 }
 
 const REFUSALS: Readonly<Record<DoorRefusal, number>> = {

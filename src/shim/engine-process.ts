@@ -103,10 +103,12 @@ export class EngineProcess {
       readonly user: UnixUser | null;
       readonly folder: string;
       readonly log: RankLog;
+      /** Takes out of a line what no log may hold. */
+      readonly hide: (line: string) => string;
       readonly onLine: (line: string) => void;
     },
   ): Promise<EngineProcess> {
-    const { attempt, scrub, env, user, folder, log, onLine } = options;
+    const { attempt, scrub, env, user, folder, log, hide, onLine } = options;
     const argv = underCustody(command.argv, user, Bun.which("setpriv"));
     const environment = { ...inherited(env, scrub, user, folder), ...command.env, [ATTEMPT_VARIABLE]: attempt };
     const child = spawnSession(argv, environment, folder);
@@ -114,7 +116,7 @@ export class EngineProcess {
       child.once("error", reject);
       child.once("spawn", () => {
         const line = (text: string) => {
-          log.add(text);
+          log.add(hide(text));
           onLine(text);
         };
         resolve(new EngineProcess(child, child.pid as number, attempt, line));

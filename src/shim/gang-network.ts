@@ -24,7 +24,8 @@ export async function takenPort(address: string, { first, count }: GangLaunch["p
   return null;
 }
 
-function isFree(address: string, port: number): Promise<boolean> {
+/** Whether nobody listens on a port of one of this machine's addresses. */
+export function isFree(address: string, port: number): Promise<boolean> {
   return new Promise((resolve) => {
     const server = createServer()
       .once("error", () => resolve(false))

@@ -9,10 +9,10 @@ import { engineOf } from "../engines/registry.ts";
 import { writeAtomic } from "../os/files.ts";
 import { makeLog } from "../os/log.ts";
 import type { Log } from "../os/log.ts";
-import { intakeOf, userOf, watchOwner } from "../os/process.ts";
+import { intakeOf, processorTimeOf_ms, userOf, watchOwner } from "../os/process.ts";
 import type { UnixUser } from "../os/process.ts";
 import { ownProgram } from "../os/program.ts";
-import { fetchUnix, serveUnix } from "../os/unix-http.ts";
+import { serveUnix } from "../os/unix-http.ts";
 import type { UnixServer } from "../os/unix-http.ts";
 import { loadIdentity } from "../pki/identity.ts";
 import { listenMutualTls } from "../pki/listener.ts";
@@ -28,9 +28,11 @@ import type { Revocation } from "../protocol/plan.ts";
 import type { ShimTrust } from "../protocol/shim-api.ts";
 import { controlOf } from "./control.ts";
 import { Door } from "./door.ts";
+import { EngineLink, endpointFor } from "./engine-link.ts";
 import { EngineProcess } from "./engine-process.ts";
 import type { EngineEnd } from "./engine-process.ts";
 import { gangEnvironment, takenPort } from "./gang-network.ts";
+import { afterLook, alive } from "./liveness.ts";
 import { RankLog } from "./rank-log.ts";
 import { RankState } from "./rank-state.ts";
 
@@ -64,6 +66,7 @@ class Shim {
   #revocations: readonly Revocation[];
   #listener: PeerListener | null = null;
   #process: EngineProcess | null = null;
+  #link: EngineLink | null = null;
   #last_progress_ms = Date.now();
   #stopping: string | null = null;
   #askStop: (reason: string) => void = () => {};
@@ -72,7 +75,7 @@ class Shim {
   });
 
   constructor(spec: ShimSpec, log: Log) {
-    const { launch, folder, engine_socket } = spec;
+    const { launch, folder } = spec;
     this.#spec = spec;
     this.#revocations = spec.revocations;
     this.#log = log.with({ component: "shim", attempt: launch.attempt, replica: launch.replica });
@@ -83,7 +86,7 @@ class Shim {
       if (launch.rank > 0) return `this is rank ${launch.rank}, which serves nobody`;
       return this.#state.status.phase === "ready" ? null : `the replica is ${this.#state.status.phase}`;
     };
-    this.#door = new Door({ attempt: launch.attempt, engine_socket, log: this.#rank_log, refusal });
+    this.#door = new Door({ attempt: launch.attempt, engine: () => this.#link, log: this.#rank_log, refusal });
   }
 
   async run(): Promise<void> {
@@ -117,7 +120,8 @@ class Shim {
     const ended = engine.ended.then((end) => ({ end }));
     const stop = this.#stop_asked.then((reason) => ({ reason }));
     const first = await Promise.race([ended, stop, this.#becomeReady(engine.pid)]);
-    const last = first === "ready" ? await Promise.race([ended, stop]) : first;
+    const last = first === "ready" ? await Promise.race([ended, stop, this.#watchVitals(engine.pid)]) : first;
+    if ("stuck" in last) return this.#endStuck(engine, last.stuck);
     if ("end" in last) return this.#engineEnded(last.end, first === "ready");
     if ("reason" in last) return this.#stopEngine(engine, last.reason);
     const end = await engine.stop(this.#engine.stop);
@@ -158,12 +162,15 @@ class Shim {
   async #startEngine(): Promise<void> {
     const { launch, engine_path, engine_socket, folder, weights_path } = this.#spec;
     const user = await this.#engineUser();
-    // The engine's own places: one to work in, one for its socket, so that it can write to no other.
+    // The engine's own places: to work in, for its socket, for what it compiles, so that it can write to no other.
     const work = join(folder, "work");
-    await makeFolderFor(work, user);
-    await makeFolderFor(dirname(engine_socket), user);
+    const cache = this.#spec.cache_folder ?? join(folder, "cache");
+    for (const path of [work, join(work, "tmp"), cache, dirname(engine_socket)]) await makeFolderFor(path, user);
     const program: readonly [string, ...string[]] = engine_path === "" ? ownProgram() : [engine_path];
-    const command = this.#engine.command({ launch, program, weights_path, socket: engine_socket, folder: work });
+    const endpoint = await endpointFor(this.#engine, launch, engine_socket);
+    this.#link = new EngineLink(endpoint);
+    const command = this.#engine.command({ launch, program, weights_path, endpoint, folder: work, cache });
+    for (const { path, text } of command.files) await writeFileFor(path, text, user);
     const env = { ...command.env, ...gangEnvironment(launch) };
     this.#process = await EngineProcess.start(
       { ...command, env },
@@ -174,6 +181,7 @@ class Shim {
         user,
         folder: work,
         log: this.#rank_log,
+        hide: (line) => this.#link?.hide(line) ?? line,
         onLine: (line) => this.#sawLine(line),
       },
     );
@@ -234,12 +242,43 @@ class Shim {
   }
 
   async #ask(path: string): Promise<[number, string]> {
-    try {
-      const answer = await fetchUnix(this.#spec.engine_socket, path, { signal: AbortSignal.timeout(limits.PROBE_MS) });
-      return [answer.status, await answer.text()];
-    } catch {
-      return [0, ""];
+    return (await this.#link?.ask(path, limits.PROBE_MS)) ?? [0, ""];
+  }
+
+  /** Resolves when the ready engine has owed answers for too long without getting on with any. */
+  async #watchVitals(session: number): Promise<{ readonly stuck: string }> {
+    const { stuck_ms, launch } = this.#spec;
+    const { vitals } = this.#engine;
+    const interval_ms = Math.min(limits.VITALS_INTERVAL_MS, stuck_ms / 4);
+    let liveness = alive(performance.now());
+    let used_ms = 0;
+    let told = false;
+    for (;;) {
+      await Bun.sleep(interval_ms);
+      if (this.#state.status.phase !== "ready") continue;
+      const { owed } = this.#door;
+      const [status, metrics] = owed > 0 ? await this.#ask(vitals.path) : [0, ""];
+      const mark = status === 200 ? vitals.read(metrics) : null;
+      // Metrics under other names than these are no sign of anything.
+      const unknown = status !== 0 && mark === null;
+      if (unknown && !told) this.#log.warn("cannot tell from its metrics whether the engine gets on", { status, path: vitals.path });
+      told ||= unknown;
+      const now = performance.now();
+      const used = owed > 0 && launch.gpus.length === 0 ? await processorTimeOf_ms(session) : used_ms;
+      const busy = used - used_ms >= limits.ENGINE_WORKS_SHARE * (now - liveness.at_ms);
+      used_ms = used;
+      liveness = afterLook(liveness, { at_ms: now, owed, mark, busy: unknown || (busy && used > 0) });
+      if (liveness.still_ms < stuck_ms) continue;
+      const requests = `${owed} request${owed === 1 ? "" : "s"} in flight`;
+      return { stuck: `the engine is stuck: ${requests}, and no token or step in ${Math.round(liveness.still_ms / 1_000)} s` };
     }
+  }
+
+  async #endStuck(engine: EngineProcess, reason: string): Promise<RankExit> {
+    this.#log.warn("ending a stuck engine", { reason });
+    this.#state.change({ phase: "stopping", detail: reason });
+    this.#door.cut();
+    return this.#exit("died", reason, await engine.stop(this.#engine.stop));
   }
 
   async #engineEnded(end: EngineEnd, was_ready: boolean): Promise<RankExit> {
@@ -294,4 +333,10 @@ class Shim {
 async function makeFolderFor(path: string, user: UnixUser | null): Promise<void> {
   if ((await mkdir(path, { recursive: true, mode: 0o700 })) === undefined || user === null) return;
   await chown(path, user.uid, user.gid);
+}
+
+/** Writes a file that only its user can read, from its first byte on. */
+async function writeFileFor(path: string, text: string, user: UnixUser | null): Promise<void> {
+  await writeAtomic(path, text, 0o600);
+  if (user !== null) await chown(path, user.uid, user.gid);
 }

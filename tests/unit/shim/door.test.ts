@@ -12,6 +12,7 @@ import { listenMutualTls } from "../../../src/pki/listener.ts";
 import { Trust } from "../../../src/pki/trust.ts";
 import { ENGINE_CONNECT_MS } from "../../../src/protocol/limits.ts";
 import { Door } from "../../../src/shim/door.ts";
+import { EngineLink } from "../../../src/shim/engine-link.ts";
 import { RankLog } from "../../../src/shim/rank-log.ts";
 import { testAuthority } from "../pki/authority-for-tests.ts";
 import { until } from "./rank-for-tests.ts";
@@ -49,7 +50,8 @@ async function doorTo(engine: (socket: Socket) => void) {
   const log = new RankLog(folder);
   /** What the door has taken in of the bodies of requests. */
   const taken = { bytes: 0 };
-  const door = new Door({ attempt: ATTEMPT, engine_socket, log, refusal: () => null });
+  const link = new EngineLink({ kind: "socket", path: engine_socket });
+  const door = new Door({ attempt: ATTEMPT, engine: () => link, log, refusal: () => null });
   const listener = await listenMutualTls({
     host: "127.0.0.1",
     port: 0,

@@ -13,7 +13,7 @@ import { FIRST_LEASED_PORT, LAST_LEASED_PORT } from "../../../src/protocol/ids.t
 import type { RankLaunch } from "../../../src/protocol/plan.ts";
 import { PROTOCOL } from "../../../src/protocol/protocol.ts";
 import { ShimStatus } from "../../../src/protocol/shim-api.ts";
-import type { ShimSpec } from "../../../src/protocol/shim-api.ts";
+import type { WrittenShimSpec } from "../../../src/protocol/shim-api.ts";
 import { testAuthority, type TestAuthority } from "../pki/authority-for-tests.ts";
 
 /** A real shim process with its engine, as an agent would start it. */
@@ -68,7 +68,7 @@ export async function until<T>(
 
 export async function startRank(
   more: Partial<RankLaunch> = {},
-  spec: Partial<ShimSpec> = {},
+  spec: Partial<WrittenShimSpec> = {},
   env: Record<string, string> = {},
   given?: TestAuthority,
 ): Promise<TestRank> {
@@ -101,7 +101,7 @@ export async function startRank(
     start_deadline_ms: 20_000,
     ...more,
   };
-  const whole: ShimSpec = {
+  const whole: WrittenShimSpec = {
     protocol: PROTOCOL,
     node: "a",
     launch,

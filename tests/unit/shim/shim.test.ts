@@ -100,7 +100,7 @@ describe("a rank with the simulated engine", () => {
   test("args may not set what llmgw sets itself", async () => {
     const it = await rank({ args: { socket: "/tmp/elsewhere" } });
     await until("the shim to end", () => !isAlive(it.pid));
-    expect((await it.exit()).reason).toContain("--socket");
+    expect((await it.exit()).reason).toContain("args may not set socket");
   });
 
   test("when the engine is killed the attempt ends; when the shim is killed so is the engine", async () => {
