@@ -39,6 +39,7 @@ import { NodeState } from "./node-state.ts";
 import { Places } from "./places.ts";
 import type { RankContext } from "./rank.ts";
 import { Ranks } from "./ranks.ts";
+import { WeightsWatch } from "./weights-watch.ts";
 
 export interface AgentOptions {
   readonly config: AgentConfig;
@@ -78,7 +79,7 @@ export async function runAgent(options: AgentOptions): Promise<void> {
 export async function stopAll(options: AgentOptions): Promise<void> {
   await makeFolders(options.config);
   const engine_user = await engineUserOf(options.config);
-  const ranks = ranksOf(options, { engine_user, revocations: () => [], changed: () => {} });
+  const ranks = ranksOf(options, { weights: weightsOf(options), engine_user, revocations: () => [], changed: () => {} });
   await ranks.open();
   await ranks.stopAll("all ranks of this node are to stop");
 }
@@ -87,14 +88,17 @@ async function makeFolders({ state, run }: AgentConfig): Promise<void> {
   await Promise.all([state, run].map((folder) => makeFolderOnce(folder, 0o711)));
 }
 
-function ranksOf(options: AgentOptions, rest: Pick<RankContext, "engine_user" | "revocations" | "changed">): Ranks {
+function weightsOf({ config }: AgentOptions): WeightStore {
+  return new WeightStore(join(config.state, "weights"));
+}
+
+function ranksOf(options: AgentOptions, rest: Pick<RankContext, "weights" | "engine_user" | "revocations" | "changed">): Ranks {
   const { config, log, owner_pid, signal } = options;
   const node = nodeIdOf(config);
   return new Ranks({
     ...rest,
     node,
     log: log.with({ component: "agent", node }),
-    weights: new WeightStore(join(config.state, "weights")),
     places: new Places(node),
     tls: config.tls,
     ranks_folder: join(config.state, "ranks"),
@@ -112,6 +116,7 @@ class Agent {
   readonly #state: NodeState;
   readonly #dialer: Dialer;
   readonly #ranks: Ranks;
+  readonly #weights: WeightsWatch;
   readonly #changed = new Wakeup();
   readonly #fabrics: FabricWatch;
   #inventory!: Inventory;
@@ -127,7 +132,9 @@ class Agent {
     this.#fabrics = fabrics;
     this.#dialer = makeDialer(identity, { revocations: () => state.revocations });
     const changed = () => this.#changed.raise();
-    this.#ranks = ranksOf(options, { engine_user, revocations: () => state.revocations, changed });
+    const weights = weightsOf(options);
+    this.#weights = new WeightsWatch(weights);
+    this.#ranks = ranksOf(options, { weights, engine_user, revocations: () => state.revocations, changed });
   }
 
   async run(): Promise<void> {
@@ -135,7 +142,7 @@ class Agent {
     // What runs is known before anybody is told of it, so that nobody takes it for gone.
     await this.#ranks.open();
     const engines = await discoverEngines({ llamacpp: config.llamacpp_bin });
-    this.#inventory = await readInventory(config, engines, this.#fabrics.ports());
+    this.#inventory = { ...(await readInventory(config, engines, this.#fabrics.ports())), weights: await this.#weights.look() };
     const about = { address: config.address, version: VERSION, serial: this.#identity.serial };
     this.#log.info("agent started", { ...about, servers: config.servers.join(" ") });
     for (const { offered, kind, path, reason } of engines)
@@ -197,8 +204,9 @@ class Agent {
     }
   }
 
-  async #follow({ plan, revocations }: PollAnswer): Promise<void> {
+  async #follow({ plan, revocations, look_for }: PollAnswer): Promise<void> {
     if (await this.#state.revoke(revocations)) this.#ranks.trust();
+    if (this.#weights.ask(look_for)) void this.#lookForWeights();
     if (plan === null) return;
     if (plan.node !== this.#node || !(await this.#state.accept(plan.version))) {
       this.#log.warn("refused a plan", {
@@ -248,13 +256,22 @@ class Agent {
   async #refresh(): Promise<void> {
     try {
       if (await changedFiles(this.#options.config.tls, this.#identity)) await this.#renew();
+      await this.#ranks.measure();
       const ports = await this.#fabrics.look();
       const inventory = await readInventory(this.#options.config, this.#inventory.engines, ports);
-      this.#inventory = { ...inventory, ...(this.#inventory.doctor && { doctor: this.#inventory.doctor }) };
+      const weights = await this.#weights.look();
+      this.#inventory = { ...inventory, weights, ...(this.#inventory.doctor && { doctor: this.#inventory.doctor }) };
       this.#inventory_revision += 1;
     } catch (error) {
       this.#log.warn("cannot read this machine", { why: messageOf(error) });
     }
+  }
+
+  /** The server has asked about other weights: places for replicas wait for the answer. */
+  async #lookForWeights(): Promise<void> {
+    this.#inventory = { ...this.#inventory, weights: await this.#weights.look() };
+    this.#inventory_revision += 1;
+    this.#changed.raise();
   }
 
   /** Examines the machine as doctor does, beside everything else; a subnet manager that is silent makes it slow. */

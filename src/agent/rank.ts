@@ -3,7 +3,7 @@ import { rm } from "node:fs/promises";
 import { dirname, join } from "node:path";
 import { makeFolderOnce, readIfThere, writeAtomic } from "../os/files.ts";
 import type { Log } from "../os/log.ts";
-import { isAlive, processWithArguments, signalProcess, spawnDetached, startTimeOf, sweepAttempt } from "../os/process.ts";
+import { isAlive, memoryOfSession, processWithArguments, signalProcess, spawnDetached, startTimeOf, sweepAttempt } from "../os/process.ts";
 import { ownProgram } from "../os/program.ts";
 import { RankExit } from "../protocol/agent-api.ts";
 import type { RankStatus } from "../protocol/agent-api.ts";
@@ -313,6 +313,13 @@ export class Rank {
     const shown = this.#stop && (phase === "starting" || phase === "ready") ? "stopping" : phase;
     const pid_now = phase === "exited" ? null : engine_pid;
     this.#show({ ...this.#status, phase: shown, since_ms, detail, engine_pid: pid_now, progress, exit });
+  }
+
+  /** Measures what memory its engine holds. */
+  async measure(): Promise<void> {
+    const { engine_pid } = this.#status;
+    const memory_used = engine_pid === null ? null : await memoryOfSession(engine_pid);
+    if (memory_used !== null && this.#status.engine_pid === engine_pid) this.#change({ memory_used });
   }
 
   async #end(kind: RankExit["kind"], reason: string): Promise<void> {

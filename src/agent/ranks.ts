@@ -120,6 +120,11 @@ export class Ranks {
     return folders;
   }
 
+  /** Measures what memory each engine holds. */
+  async measure(): Promise<void> {
+    await Promise.all([...this.#ranks.values()].map((rank) => rank.measure()));
+  }
+
   /** Makes every shim read its certificate again and take the revocations of now. */
   trust(): void {
     for (const rank of this.#ranks.values()) rank.trust();

@@ -1,5 +1,5 @@
 import type { RankStatus } from "../protocol/agent-api.ts";
-import type { ModelSpec } from "../protocol/catalog.ts";
+import type { SizedModel } from "../protocol/catalog.ts";
 import type { AttemptId, NodeId, ReplicaId } from "../protocol/ids.ts";
 import { placesOf } from "../protocol/plan.ts";
 import { enter } from "./lifecycle.ts";
@@ -87,7 +87,7 @@ function isWhole(ranks: readonly Found[]): boolean {
   return ranks.every(({ status }, index) => status.rank === index && status.launch.ranks === ranks.length);
 }
 
-function taken(id: ReplicaId, ranks: readonly Found[], model: ModelSpec, now_ms: number): Replica {
+function taken(id: ReplicaId, ranks: readonly Found[], model: SizedModel, now_ms: number): Replica {
   const first = ranks[0]?.status;
   if (!first) throw new Error("a replica without ranks");
   const spec = specOfLaunch(first.launch);

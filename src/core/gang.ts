@@ -1,12 +1,12 @@
 import type { Refusal } from "../protocol/admin-api.ts";
-import type { ModelSpec } from "../protocol/catalog.ts";
+import type { SizedModel } from "../protocol/catalog.ts";
 import { FIRST_LEASED_PORT, type AttemptId } from "../protocol/ids.ts";
 import { GANG_PORTS_COUNT } from "../protocol/limits.ts";
 import type { GangLaunch, RankLaunch } from "../protocol/plan.ts";
 import { fabricFault, hasImexFault, type Island } from "./fabrics.ts";
 import { isBetterRoom, launchOn, refusalOf, type Placed } from "./placement.ts";
 import { freePorts, hold, takePort, type Room, type Rooms } from "./room.ts";
-import { memoryNeed } from "./spec.ts";
+import { memoryNeed } from "./memory.ts";
 import type { Placement, Replica } from "./world.ts";
 
 /** Why a node may not take a rank of a gang in an island, beside what may speak against it anyway; null when nothing does. */
@@ -110,7 +110,7 @@ function gangReason(nodes: number, islands: Opened): string {
 }
 
 /** Per node, the first thing that speaks against it; a node with room says how many like it its fabric has. */
-function gangRefusals(spec: ModelSpec, islands: Opened, rooms: Rooms): Refusal[] {
+function gangRefusals(spec: SizedModel, islands: Opened, rooms: Rooms): Refusal[] {
   const refusals = [...rooms.by_node.values()].map((room): Refusal => {
     const node = room.node.id;
     const plain = refusalOf(room, spec, rooms);

@@ -1,11 +1,13 @@
 import type { Refusal } from "../protocol/admin-api.ts";
-import type { ModelSpec } from "../protocol/catalog.ts";
+import type { SizedModel } from "../protocol/catalog.ts";
 import { FIRST_LEASED_PORT } from "../protocol/ids.ts";
+import type { Gpu } from "../protocol/inventory.ts";
 import type { AttemptId, NodeId } from "../protocol/ids.ts";
 import type { RankLaunch } from "../protocol/plan.ts";
-import { freePort, hold, inGiB, takePort } from "./room.ts";
+import { freePort, hold, takePort } from "./room.ts";
 import type { Judged, Room, Rooms } from "./room.ts";
-import { memoryNeed, specKey } from "./spec.ts";
+import { inGiB, memoryNeed, memoryOf } from "./memory.ts";
+import { specKey } from "./spec.ts";
 import type { NodeSeen, Placement, Replica } from "./world.ts";
 
 /** What a filter says of a node: null when it lets it pass. */
@@ -14,7 +16,7 @@ type Verdict = { readonly needed: string; readonly available: string } | null;
 /** One reason for which a node may not take a rank. Stable names: people and tools read them. */
 interface Filter {
   readonly name: string;
-  judge(room: Room, spec: ModelSpec, rooms: Rooms): Verdict;
+  judge(room: Room, spec: SizedModel, rooms: Rooms): Verdict;
 }
 
 /** In the order of what an operator would look at first; the first that refuses is the one that is told. */
@@ -33,7 +35,9 @@ const FILTERS: readonly Filter[] = [
       node.cordon === null ? null : { needed: "a node that takes new replicas", available: `cordoned: ${node.cordon}` },
   },
   { name: "engine", judge: ({ node }, spec) => judgeEngine(node, spec) },
+  { name: "weights", judge: judgeWeights },
   { name: "gpus", judge: judgeGpus },
+  { name: "gpu-memory", judge: judgeGpuMemory },
   { name: "memory", judge: judgeMemory },
   { name: "disk", judge: judgeDisk },
   {
@@ -45,7 +49,7 @@ const FILTERS: readonly Filter[] = [
   },
 ];
 
-function judgeEngine(node: NodeSeen, spec: ModelSpec): Verdict {
+function judgeEngine(node: NodeSeen, spec: SizedModel): Verdict {
   const offers = node.inventory.engines.filter((engine) => engine.kind === spec.engine);
   if (offers.some((engine) => engine.offered)) return null;
   const [refused] = offers;
@@ -55,7 +59,7 @@ function judgeEngine(node: NodeSeen, spec: ModelSpec): Verdict {
   };
 }
 
-function judgeGpus(room: Room, spec: ModelSpec): Verdict {
+function judgeGpus(room: Room, spec: SizedModel): Verdict {
   if (room.free_gpus.length >= spec.gpus) return null;
   const used = [...room.foreign_gpus].filter(([uuid]) => !room.held_gpus.has(uuid)).map(([, words]) => words);
   const total = room.node.inventory.gpus.length;
@@ -67,13 +71,36 @@ function judgeGpus(room: Room, spec: ModelSpec): Verdict {
   return { needed: `${spec.gpus} GPUs`, available: parts.join(", ") };
 }
 
-function judgeMemory(room: Room, spec: ModelSpec): Verdict {
+/** Weights that are to be on the node already, or whose size is just being found out. */
+function judgeWeights({ node }: Room, { source }: SizedModel, { measuring }: Rooms): Verdict {
+  if (source === undefined) return null;
+  if (measuring.has(source)) return { needed: "the size of its weights", available: "being read from their source" };
+  const looked = node.inventory.weights;
+  if (!source.startsWith("/") || looked === undefined) return null;
+  const seen = looked.find(({ name }) => name === source);
+  if (!seen) return { needed: source, available: "the node is just looking for it" };
+  return seen.fault === "" ? null : { needed: source, available: seen.fault };
+}
+
+/** Free GPUs that are large enough. A GPU that does not tell its size is. */
+function fitting(room: Room, spec: SizedModel): Gpu[] {
+  const { per_gpu } = memoryOf(spec);
+  return room.free_gpus.filter(({ memory_total: total }) => !("value" in total) || total.value >= per_gpu);
+}
+
+function judgeGpuMemory(room: Room, spec: SizedModel): Verdict {
+  if (fitting(room, spec).length >= spec.gpus) return null;
+  const sizes = room.free_gpus.map(({ memory_total: total }) => ("value" in total ? inGiB(total.value) : "?"));
+  return { needed: `${inGiB(memoryOf(spec).per_gpu)} on each of ${spec.gpus} GPUs`, available: `free ones have ${sizes.join(", ")}` };
+}
+
+function judgeMemory(room: Room, spec: SizedModel): Verdict {
   const need = memoryNeed(spec);
   const free = Math.min(room.memory_measured, room.memory_promised);
   return need === 0 || need <= free ? null : { needed: `${inGiB(need)} of memory`, available: inGiB(Math.max(0, free)) };
 }
 
-function judgeDisk(room: Room, spec: ModelSpec): Verdict {
+function judgeDisk(room: Room, spec: SizedModel): Verdict {
   if (spec.source === undefined || spec.size === undefined || !spec.source.startsWith("http")) return null;
   if (room.sources.has(spec.source) || spec.size <= room.disk_free) return null;
   const { path } = room.node.inventory.disk;
@@ -81,7 +108,7 @@ function judgeDisk(room: Room, spec: ModelSpec): Verdict {
 }
 
 /** The first filter that refuses the node, or null when it may take a rank of this model. */
-export function refusalOf(room: Room, spec: ModelSpec, rooms: Rooms): Refusal | null {
+export function refusalOf(room: Room, spec: SizedModel, rooms: Rooms): Refusal | null {
   for (const filter of FILTERS) {
     const verdict = filter.judge(room, spec, rooms);
     if (verdict) return { node: room.node.id, filter: filter.name, ...verdict };
@@ -93,7 +120,7 @@ export function refusalOf(room: Room, spec: ModelSpec, rooms: Rooms): Refusal | 
  * How good a node is, best first by the first number that differs: spread a model's replicas over nodes; where its
  * weights are; then pack: fewest GPUs left, least memory left.
  */
-function score(room: Room, spec: ModelSpec): readonly number[] {
+function score(room: Room, spec: SizedModel): readonly number[] {
   return [
     room.models.get(spec.name) ?? 0,
     spec.source !== undefined && room.sources.has(spec.source) ? 0 : 1,
@@ -103,7 +130,7 @@ function score(room: Room, spec: ModelSpec): readonly number[] {
 }
 
 /** All rooms with what they are worth to replicas of a model; only those that changed are judged again. */
-function judge(spec: ModelSpec, rooms: Rooms): Judged[] {
+function judge(spec: SizedModel, rooms: Rooms): Judged[] {
   const key = `${spec.name}\n${specKey(spec)}`;
   let judged = rooms.judged.get(key);
   if (!judged) rooms.judged.set(key, (judged = [...rooms.by_node.values()].map((room) => ({ room, revision: -1, score: null }))));
@@ -189,7 +216,9 @@ export function launchOn(replica: Replica, room: Room, rooms: Rooms, start_ms: n
     ranks: 1,
     engine: spec.engine,
     door: { address, port },
-    gpus: room.free_gpus.slice(0, spec.gpus).map((gpu) => gpu.uuid),
+    gpus: fitting(room, spec)
+      .slice(0, spec.gpus)
+      .map((gpu) => gpu.uuid),
     weights: spec.source === undefined ? null : weightsOf(spec, spec.source),
     context: spec.context ?? null,
     parallel: spec.parallel ?? null,
@@ -199,6 +228,6 @@ export function launchOn(replica: Replica, room: Room, rooms: Rooms, start_ms: n
   };
 }
 
-function weightsOf(spec: ModelSpec, source: string): NonNullable<RankLaunch["weights"]> {
+function weightsOf(spec: SizedModel, source: string): NonNullable<RankLaunch["weights"]> {
   return { source, ...(spec.sha256 !== undefined && { sha256: spec.sha256 }), ...(spec.size !== undefined && { size: spec.size }) };
 }

@@ -1,5 +1,5 @@
 import type { Refusal } from "../protocol/admin-api.ts";
-import type { ModelSpec } from "../protocol/catalog.ts";
+import type { SizedModel } from "../protocol/catalog.ts";
 import type { NodeId, ReplicaId } from "../protocol/ids.ts";
 import type { RankLaunch } from "../protocol/plan.ts";
 import { adopt } from "./adoption.ts";
@@ -10,7 +10,8 @@ import { strandedBy } from "./loss.ts";
 import { place, placeAgainOn } from "./placement.ts";
 import { serves } from "./reasons.ts";
 import { measure } from "./room.ts";
-import { memoryNeed, specKey } from "./spec.ts";
+import { memoryOf } from "./memory.ts";
+import { specKey } from "./spec.ts";
 import { leaves, runs } from "./world.ts";
 import type { Decision, Happening, Ids, NodeSeen, Replica, World } from "./world.ts";
 
@@ -97,10 +98,11 @@ function fit(
 }
 
 /** A replica that holds nothing asks for the memory that the catalog says now; one that runs holds what it was given. */
-function asked(replica: Replica, spec: ModelSpec | undefined): Replica {
+function asked(replica: Replica, spec: SizedModel | undefined): Replica {
   const waits = replica.state === "pending" || replica.state === "failed";
   if (!waits || spec === undefined || specKey(spec) !== specKey(replica.spec)) return replica;
-  return memoryNeed(spec) === memoryNeed(replica.spec) ? replica : { ...replica, spec };
+  const [now, then] = [memoryOf(spec), memoryOf(replica.spec)];
+  return now.system === then.system && now.per_gpu === then.per_gpu ? replica : { ...replica, spec };
 }
 
 /** What is asked of each replica while a model's number and form are decided. */
@@ -123,7 +125,7 @@ interface Change {
  * replica by replica. One that is lost with its node counts for nothing: it is replaced, and let go once it has been;
  * when its node is back before that, it counts again and the newest goes.
  */
-function fitModel(spec: ModelSpec, group: readonly Replica[], { nodes, stranded, displaced }: View): Change {
+function fitModel(spec: SizedModel, group: readonly Replica[], { nodes, stranded, displaced }: View): Change {
   const key = specKey(spec);
   const isServing = (replica: Replica) => serves(replica, nodes);
   const present = group.filter((replica) => !stranded(replica));
@@ -174,7 +176,7 @@ function worstFirst(group: readonly Replica[], isServing: (replica: Replica) => 
   );
 }
 
-function newReplica(spec: ModelSpec, taken: Set<ReplicaId>, now_ms: number, ids: Ids): Replica {
+function newReplica(spec: SizedModel, taken: Set<ReplicaId>, now_ms: number, ids: Ids): Replica {
   let id = `${spec.name}-${ids.suffix()}`;
   while (taken.has(id)) id = `${spec.name}-${ids.suffix()}`;
   taken.add(id);
@@ -242,7 +244,7 @@ function isToBeReplaced(replica: Replica, world: World, displaced: View["displac
   return spec !== undefined && (specKey(spec) !== specKey(replica.spec) || displaced(replica) !== null);
 }
 
-const size = (spec: ModelSpec): number => spec.gpus * spec.nodes;
+const size = (spec: SizedModel): number => spec.gpus * spec.nodes;
 
 function start(replica: Replica, placements: Replica["placements"], now_ms: number, events: Happening[]): Replica {
   const where = placements.map(({ node }) => node).join(", ");

@@ -1,5 +1,5 @@
 import { CERTIFICATE_WARN_MS } from "../protocol/limits.ts";
-import type { ModelSpec } from "../protocol/catalog.ts";
+import type { SizedModel } from "../protocol/catalog.ts";
 import type { NodeId } from "../protocol/ids.ts";
 import { runs } from "./world.ts";
 import type { NodeSeen, Placement, Replica } from "./world.ts";
@@ -27,7 +27,7 @@ export function serves(replica: Replica, nodes: Nodes): boolean {
 }
 
 /** Why a model has fewer ready replicas than wanted; empty when it has them all. */
-export function reasonOfModel(spec: ModelSpec, group: readonly Replica[], nodes: Nodes): string {
+export function reasonOfModel(spec: SizedModel, group: readonly Replica[], nodes: Nodes): string {
   if (group.filter((replica) => serves(replica, nodes)).length >= spec.replicas) return "";
   const short = group.filter((replica) => !serves(replica, nodes));
   const first = (["failed", "pending"] as const).map((state) => short.find((replica) => replica.state === state)).find(Boolean) ?? short[0];

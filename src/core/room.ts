@@ -4,7 +4,8 @@ import type { Gpu } from "../protocol/inventory.ts";
 import { GPU_FOREIGN_USE_SHARE } from "../protocol/limits.ts";
 import type { RankLaunch } from "../protocol/plan.ts";
 import type { Fabrics } from "./fabrics.ts";
-import { memoryNeed, specOfLaunch } from "./spec.ts";
+import { inGiB, memoryNeed } from "./memory.ts";
+import { specOfLaunch } from "./spec.ts";
 import { runs } from "./world.ts";
 import type { NodeSeen, Replica, World } from "./world.ts";
 
@@ -36,6 +37,8 @@ export interface Rooms {
   readonly by_node: ReadonlyMap<NodeId, Room>;
   readonly ports: Map<string, Set<number>>;
   readonly fabrics: Fabrics;
+  /** Sources whose weights are just being measured. */
+  readonly measuring: ReadonlySet<string>;
   /** What was found out about each room for each kind of replica; `placement.ts` keeps it. */
   readonly judged: Map<string, Judged[]>;
 }
@@ -54,6 +57,7 @@ export function measure(world: World, replicas: readonly Replica[], now_ms: numb
     by_node: new Map(world.nodes.map((node) => [node.id, emptyRoom(node)])),
     ports: new Map(),
     fabrics: world.fabrics,
+    measuring: world.measuring,
     judged: new Map(),
   };
   for (const replica of replicas) {
@@ -97,7 +101,7 @@ function emptyRoom(node: NodeSeen): Room {
     memory_measured: memory.available,
     memory_promised: memory.total,
     disk_free: disk.free,
-    sources: new Set(),
+    sources: new Set(node.holds),
     models: new Map(),
     revision: 0,
   };
@@ -159,10 +163,4 @@ export function freePorts(rooms: Rooms, address: string, after: number, count: n
     i += free;
   }
   return null;
-}
-
-/** Bytes for people: `1.5 GiB`, `300 MiB`. */
-export function inGiB(bytes: number): string {
-  const mib = bytes / 2 ** 20;
-  return mib >= 1_024 ? `${(mib / 1_024).toFixed(1)} GiB` : `${Math.round(mib)} MiB`;
 }

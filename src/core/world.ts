@@ -5,7 +5,7 @@
  */
 import type { NODE_STATES, Refusal, ReplicaState } from "../protocol/admin-api.ts";
 import type { RankStatus } from "../protocol/agent-api.ts";
-import type { ModelSpec } from "../protocol/catalog.ts";
+import type { SizedModel } from "../protocol/catalog.ts";
 import type { AttemptId, ModelName, NodeId, ReplicaId } from "../protocol/ids.ts";
 import type { Inventory } from "../protocol/inventory.ts";
 import * as limits from "../protocol/limits.ts";
@@ -22,6 +22,8 @@ export interface NodeSeen {
   /** Why it is in that state; empty when ready. */
   readonly state_reason: string;
   readonly inventory: Inventory;
+  /** Sources of the catalog whose weights it keeps. */
+  readonly holds: readonly string[];
   /** What its agent last reported; null when it has not spoken since the server started. */
   readonly ranks: readonly RankStatus[] | null;
   /** When it reported that. */
@@ -51,7 +53,7 @@ export interface Replica {
   readonly id: ReplicaId;
   readonly model: ModelName;
   /** The catalog entry it was made from, frozen; {@link specKey} tells whether the catalog still says the same. */
-  readonly spec: ModelSpec;
+  readonly spec: SizedModel;
   readonly created_ms: number;
   readonly state: ReplicaState;
   readonly since_ms: number;
@@ -111,7 +113,7 @@ export const DEFAULT_POLICY: Policy = {
 
 /** All that a decision is made from. */
 export interface World {
-  readonly models: readonly ModelSpec[];
+  readonly models: readonly SizedModel[];
   readonly nodes: readonly NodeSeen[];
   readonly replicas: readonly Replica[];
   /** Requests in flight per attempt by the gateway's own count; null while the gateway does not say. */
@@ -123,6 +125,8 @@ export interface World {
   readonly policy: Policy;
   /** Which nodes share which fabric. */
   readonly fabrics: Fabrics;
+  /** Sources whose weights are just being measured: what they need is not known yet, and will be in a moment. */
+  readonly measuring: ReadonlySet<string>;
   /** True while nodes are still coming back or joining together: nothing new is placed, so that all of them count. */
   readonly gathering: boolean;
 }

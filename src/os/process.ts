@@ -81,6 +81,20 @@ const processIds = async (): Promise<number[]> => (await readdir("/proc")).map(N
 const readProc = (pid: number, file: string): Promise<string> => readFile(`/proc/${pid}/${file}`, "utf8").catch(() => "");
 
 /** A user of this machine. */
+/**
+ * Memory that the processes of a session hold, in bytes; what they share among them counts once. Null when there are none,
+ * or they belong to somebody else.
+ */
+export async function memoryOfSession(session: number): Promise<number | null> {
+  let kib = 0;
+  for (const pid of await processIds()) {
+    if (readStat(pid)?.session !== session) continue;
+    const share = /^Pss:\s+(\d+)/m.exec(await readProc(pid, "smaps_rollup")) ?? /^VmRSS:\s+(\d+)/m.exec(await readProc(pid, "status"));
+    kib += Number(share?.[1] ?? 0);
+  }
+  return kib === 0 ? null : kib * 1_024;
+}
+
 export interface UnixUser {
   readonly name: string;
   readonly uid: number;

@@ -106,8 +106,20 @@ export const ReplicaView = v.object({
   failures: v.number(),
   next_try_ms: v.nullable(v.number()),
   ranks: v.array(
-    v.object({ rank: v.number(), node: NodeId, attempt: v.string(), address: v.string(), engine_pid: v.nullable(v.number()) }),
+    v.object({
+      rank: v.number(),
+      node: NodeId,
+      attempt: v.string(),
+      address: v.string(),
+      engine_pid: v.nullable(v.number()),
+      /** System memory its engine holds, in bytes; null while it is not measured. */
+      memory_used: v.nullable(v.number()),
+      /** Memory in use on its GPUs together, in bytes; null without GPUs, or when they do not tell. */
+      gpu_memory_used: v.nullable(v.number()),
+    }),
   ),
+  /** What each rank was counted to need, in bytes (0 = not known), and what the numbers are from. */
+  memory: v.object({ system: v.number(), per_gpu: v.number(), basis: v.string() }),
   refusals: v.array(Refusal),
   in_flight: v.number(),
   /** The last lines of the engine that failed first. */

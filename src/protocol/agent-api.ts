@@ -10,7 +10,7 @@
  * certificate's common name. An error is a WireError.
  */
 import * as v from "valibot";
-import { AttemptId, Count, NodeId, ReplicaId, TimeMs } from "./ids.ts";
+import { AttemptId, Bytes, Count, NodeId, ReplicaId, TimeMs } from "./ids.ts";
 import { Inventory } from "./inventory.ts";
 import { NodePlan, PlanVersion, RankLaunch, Revocation } from "./plan.ts";
 
@@ -44,6 +44,8 @@ export const RankStatus = v.object({
   /** What it is doing or waiting for, in words. */
   detail: v.string(),
   engine_pid: v.nullable(Count),
+  /** System memory its processes hold, as measured last; absent until then. */
+  memory_used: v.optional(Bytes),
   /** Raises with every sign of loading progress; extends the start deadline. */
   progress: v.nullable(v.object({ done: Count, total: v.nullable(Count) })),
   exit: v.nullable(RankExit),
@@ -95,6 +97,8 @@ export const PollAnswer = v.object({
   plan: v.nullable(NodePlan),
   requests: v.array(NodeRequest),
   revocations: v.array(Revocation),
+  /** Paths of weights in the catalog: the node says in its inventory what it has there. */
+  look_for: v.optional(v.array(v.string()), []),
 });
 export type PollAnswer = v.InferOutput<typeof PollAnswer>;
 

@@ -1,6 +1,7 @@
 import * as v from "valibot";
 import { Bytes, EngineKind, ModelName } from "./ids.ts";
 import { MODEL_REPLICAS_COUNT } from "./limits.ts";
+import { ModelShape } from "./model-shape.ts";
 
 /** A flag's value in `args`: passed to the engine as `--name value`; `true` as a bare `--name`, `false` left out. */
 export const ArgValue = v.union([v.string(), v.number(), v.boolean()]);
@@ -26,7 +27,7 @@ export const ModelSpec = v.strictObject({
   nodes: v.optional(v.pipe(Positive, v.maxValue(64)), 1),
   /** GPUs per node. */
   gpus: v.optional(v.pipe(v.number(), v.integer(), v.minValue(0), v.maxValue(16)), 0),
-  /** System memory one rank needs, in bytes; estimated from the weights' size when absent. */
+  /** System memory one rank needs, in bytes; estimated from the weights' header when absent. */
   memory: v.optional(Bytes),
   /** Tokens of context per request. */
   context: v.optional(Positive),
@@ -37,6 +38,10 @@ export const ModelSpec = v.strictObject({
   args: v.optional(Args, {}),
 });
 export type ModelSpec = v.InferOutput<typeof ModelSpec>;
+
+/** An entry of the catalog with what is known of its weights. */
+export const SizedModel = v.strictObject({ ...ModelSpec.entries, shape: v.optional(ModelShape) });
+export type SizedModel = v.InferOutput<typeof SizedModel>;
 
 /** `catalog.yaml`: each model once. */
 export const Catalog = v.strictObject({

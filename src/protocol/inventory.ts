@@ -1,6 +1,7 @@
 import * as v from "valibot";
 import { CheckResult } from "./doctor.ts";
 import { Bytes, Count, EngineKind } from "./ids.ts";
+import { ModelShape } from "./model-shape.ts";
 
 /** A reading that may be missing: the value, or why there is none. */
 export function reading<S extends v.GenericSchema>(value: S) {
@@ -57,6 +58,17 @@ export const FabricPort = v.object({
 });
 export type FabricPort = v.InferOutput<typeof FabricPort>;
 
+/** Weights a node was asked to look for, or keeps. */
+export const WeightsSeen = v.object({
+  /** The path that it was asked about, or its own name for what it has fetched. */
+  name: v.string(),
+  /** Why an engine cannot use them; "" when it can. */
+  fault: v.string(),
+  /** What their header says; null when that cannot be read. */
+  shape: v.nullable(ModelShape),
+});
+export type WeightsSeen = v.InferOutput<typeof WeightsSeen>;
+
 export const Warning = v.object({ code: v.string(), text: v.string() });
 
 /** What a node is and has, as its agent last saw it. */
@@ -78,6 +90,8 @@ export const Inventory = v.object({
   /** InfiniBand ports; absent from agents that do not look for them. */
   ports: v.optional(v.array(FabricPort)),
   engines: v.array(EngineOffer),
+  /** Absent from agents that do not look for weights. */
+  weights: v.optional(v.array(WeightsSeen)),
   warnings: v.array(Warning),
   /** What doctor found last, without the checks that do not apply; absent until it has run. */
   doctor: v.optional(v.object({ at_ms: v.number(), checks: v.array(CheckResult) })),

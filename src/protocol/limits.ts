@@ -175,6 +175,22 @@ export const DRAIN_SETTLE_MS = 3_000;
 export const RESIDENT_AFTER_MS = 15_000;
 /** System memory set aside for an engine beside its weights, when the catalog does not say. */
 export const ENGINE_MEMORY_OVERHEAD_BYTES = 256 * 1024 * 1024;
+/** GPU memory set aside on each GPU for the driver's own part of a llama.cpp process. */
+export const GPU_CONTEXT_BYTES = 512 * 1024 * 1024;
+/** Memory set aside on each GPU for what vLLM and SGLang hold beside weights and cache. */
+export const GPU_ENGINE_BYTES = 3 * 1024 * 1024 * 1024;
+/** Context counted for weights that do not say what they were made for. */
+export const UNKNOWN_CONTEXT_TOKENS = 4_096;
+/** The most of a GGUF file that is read for its header. */
+export const GGUF_HEAD_BYTES = 64 * 1024 * 1024;
+/** The first read of a GGUF file for its header; each further one is four times as long. */
+export const GGUF_FIRST_READ_BYTES = 1024 * 1024;
+/** Longest `config.json` or index of a model folder that is read. */
+export const MODEL_CONFIG_BYTES = 16 * 1024 * 1024;
+/** Time in which a header must have come from a source. */
+export const WEIGHTS_HEAD_MS = 15_000;
+/** Wait before a header that could not be read is asked for again. */
+export const WEIGHTS_HEAD_AGAIN_MS = 60_000;
 /** A GPU with more than this share of its memory in use by others is not free. */
 export const GPU_FOREIGN_USE_SHARE = 0.1;
 

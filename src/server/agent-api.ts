@@ -12,6 +12,7 @@ import { PROTOCOL } from "../protocol/protocol.ts";
 import { VERSION } from "../protocol/version.ts";
 import type { Fleet, FleetNode } from "./fleet.ts";
 import { findRoute, goneSignal, readJson, sendJson, type Route } from "./http.ts";
+import { pathsOf } from "./models.ts";
 import { decideJoin, refuseOlderJoin, type Session } from "./sessions.ts";
 import type { Store, StoredNode } from "./store.ts";
 
@@ -104,7 +105,7 @@ export class AgentApi {
       inventory: join.inventory,
     };
     const { session_key: key } = join;
-    const told = { seq: 0, joins: join.joins, last_seen_ms: now_ms, planned: false, revocations: -1 };
+    const told = { seq: 0, joins: join.joins, last_seen_ms: now_ms, planned: false, notices: -1 };
     const session: Session = { id: randomUUID(), key, serial: peer.serial, address: peer.address, ...told };
     await store.saveNode(kept);
     fleet.nodes.set(node, { kept, session, ranks: join.ranks });
@@ -174,10 +175,11 @@ export class AgentApi {
     if (gone.aborted) return;
     const entry = this.#inSession(node, session);
     entry.session.last_seen_ms = now();
-    entry.session.revocations = fleet.revocation_count;
+    entry.session.notices = fleet.notice_count;
     const part = fleet.part(node);
     const plan = part && comparePlanVersions(part.version, have) > 0 ? part : null;
-    sendJson(response, { plan, requests: fleet.takeRequests(node), revocations: [...fleet.revocations] } satisfies PollAnswer);
+    const told = { revocations: [...fleet.revocations], look_for: pathsOf(fleet.catalog) };
+    sendJson(response, { plan, requests: fleet.takeRequests(node), ...told } satisfies PollAnswer);
   }
 
   async #report({ request, response, node, peer }: Call): Promise<void> {

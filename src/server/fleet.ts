@@ -4,7 +4,7 @@ import type { Happening, NodeSeen, Replica } from "../core/world.ts";
 import { Waiters } from "../os/wakeup.ts";
 import type { Refusal } from "../protocol/admin-api.ts";
 import type { NodeRequest, RankStatus, ResultMessage } from "../protocol/agent-api.ts";
-import type { ModelSpec } from "../protocol/catalog.ts";
+import type { ModelSpec, SizedModel } from "../protocol/catalog.ts";
 import { OperatorError } from "../protocol/errors.ts";
 import type { ModelName, NodeId, ReplicaId } from "../protocol/ids.ts";
 import {
@@ -15,7 +15,9 @@ import {
   NODE_REQUEST_MS,
   NODE_SUSPECT_AFTER_MS,
 } from "../protocol/limits.ts";
+import type { ModelShape } from "../protocol/model-shape.ts";
 import { comparePlanVersions, type NodePlan, type PlanVersion, type RankLaunch, type Revocation } from "../protocol/plan.ts";
+import { pathsOf, sourcesKept, wantedModels } from "./models.ts";
 import type { Session } from "./sessions.ts";
 import type { ModelScale, NodeIntent, StoredNode } from "./store.ts";
 
@@ -44,11 +46,6 @@ export function cordonOf(intent: NodeIntent | undefined): string | null {
   return intent?.cordon ? `cordoned by ${intent.by}` : null;
 }
 
-/** The catalog's models with the numbers of replicas that operators want instead. */
-export function scaled(catalog: readonly ModelSpec[], scales: ReadonlyMap<ModelName, ModelScale>): readonly ModelSpec[] {
-  return catalog.map((spec) => ({ ...spec, replicas: scales.get(spec.name)?.replicas ?? spec.replicas }));
-}
-
 /** Everything the server holds in memory, and who waits for it to change. */
 export class Fleet {
   readonly started_ms: number;
@@ -56,6 +53,10 @@ export class Fleet {
   replicas: readonly Replica[] = [];
   /** The catalog as it was read last. */
   catalog: readonly ModelSpec[] = [];
+  /** What is known of weights from where they come from, by source. */
+  heads: ReadonlyMap<string, ModelShape> = new Map();
+  /** Sources that are just asked for that. */
+  measuring: ReadonlySet<string> = new Set();
   scales: ReadonlyMap<ModelName, ModelScale> = new Map();
   refusals: ReadonlyMap<ReplicaId, readonly Refusal[]> = new Map();
   revocations: readonly Revocation[] = [];
@@ -67,8 +68,8 @@ export class Fleet {
   readonly to_replace = new Map<ReplicaId, "restart" | "move">();
   /** Why no decision counts at present; null when they do. */
   decision_fault: string | null = null;
-  /** Rises with every change of the revocations. */
-  revocation_count = 0;
+  /** Rises with every change of what all nodes are told: the revocations, and the paths to look for. */
+  notice_count = 0;
   version: PlanVersion;
   #parts: PlanParts = new Map();
   #island_numbers: IslandNumbers = {};
@@ -85,8 +86,27 @@ export class Fleet {
   }
 
   /** What is wanted. */
-  get models(): readonly ModelSpec[] {
-    return scaled(this.catalog, this.scales);
+  get models(): readonly SizedModel[] {
+    return this.wanted(this.catalog);
+  }
+
+  /** What would be wanted with another catalog. */
+  wanted(catalog: readonly ModelSpec[]): readonly SizedModel[] {
+    const inventories = [...this.nodes.values()].map(({ kept }) => kept.inventory);
+    return wantedModels(catalog, this.scales, this.heads, inventories);
+  }
+
+  /** Takes a catalog; every node is told of paths that are new in it. */
+  setCatalog(catalog: readonly ModelSpec[]): void {
+    const before = pathsOf(this.catalog);
+    this.catalog = catalog;
+    if (!Bun.deepEquals(before, pathsOf(catalog))) this.notify();
+  }
+
+  /** Has every node told what all nodes are told. */
+  notify(): void {
+    this.notice_count += 1;
+    this.wakeAll();
   }
 
   /** A node has joined just now. */
@@ -149,7 +169,7 @@ export class Fleet {
   /** Waits until a node has something new: a part beyond `have`, a request, or anything that woke it. */
   async news(node: NodeId, have: PlanVersion, signal: AbortSignal): Promise<void> {
     const part = this.part(node);
-    const has = this.nodes.get(node)?.session?.revocations === this.revocation_count;
+    const has = this.nodes.get(node)?.session?.notices === this.notice_count;
     if ((part && comparePlanVersions(part.version, have) > 0) || (this.#requests.get(node)?.length ?? 0) > 0) return;
     if (!has || signal.aborted) return;
     const waiting = this.#waiting.get(node) ?? new Waiters();
@@ -227,6 +247,7 @@ export class Fleet {
         address: node.kept.address,
         ...stateOf(node, this.started_ms, now_ms),
         inventory: node.kept.inventory,
+        holds: sourcesKept(this.catalog, node.kept.inventory),
         ranks: node.ranks,
         heard_ms: node.kept.last_seen_ms,
         cordon: cordonOf(this.intents.get(node.kept.id)),

@@ -4,7 +4,7 @@ import type { DrainStep, NodeWish } from "../protocol/admin-api.ts";
 import type { ModelSpec } from "../protocol/catalog.ts";
 import { OperatorError } from "../protocol/errors.ts";
 import type * as v from "valibot";
-import { scaled, type Fleet } from "./fleet.ts";
+import type { Fleet } from "./fleet.ts";
 import { IDS } from "./reconcile.ts";
 import type { NodeIntent, Store } from "./store.ts";
 import { worldOf, type GatewayCounts } from "./world.ts";
@@ -151,7 +151,6 @@ export class Operations {
   async preview(): Promise<readonly Happening[]> {
     const { fleet, now, counts, catalog } = this.#parts;
     const now_ms = now();
-    return plan({ ...worldOf(fleet, counts(), now_ms), models: scaled(await catalog(), fleet.scales), gathering: false }, now_ms, IDS)
-      .events;
+    return plan({ ...worldOf(fleet, counts(), now_ms), models: fleet.wanted(await catalog()), gathering: false }, now_ms, IDS).events;
   }
 }

@@ -28,6 +28,7 @@ import { sendError } from "./http.ts";
 import { Operations } from "./operations.ts";
 import { Reconciler } from "./reconcile.ts";
 import { snapshotOf } from "./snapshot.ts";
+import { SourceHeads } from "./source-heads.ts";
 import { Store, type KeyRow } from "./store.ts";
 
 export interface ServerOptions {
@@ -86,6 +87,7 @@ class Server {
   readonly #agents: AgentApi;
   readonly #admins: AdminApi;
   readonly #dialer;
+  readonly #heads: SourceHeads;
   #identity: Identity;
   #listener: PeerListener | null = null;
   #keys: KeyRow[] = [];
@@ -100,7 +102,10 @@ class Server {
     this.#identity = identity;
     this.#trust = new Trust(identity.ca);
     this.#fleet = new Fleet(version, Date.now());
-    this.#fleet.catalog = catalog.models;
+    this.#heads = new SourceHeads(this.#log, () => this.#reconciler.poke());
+    this.#fleet.heads = this.#heads.shapes;
+    this.#fleet.measuring = this.#heads.measuring;
+    this.#setCatalog(catalog);
     this.#dialer = makeDialer(identity, { revocations: () => this.#fleet.revocations });
     this.#gateway = new GatewayLink({
       socket: join(config.run, GATEWAY_SOCKET),
@@ -163,6 +168,7 @@ class Server {
     });
     await Promise.all([this.#reconciler.run(signal), this.#gateway.run(signal)]);
     process.off("SIGHUP", reload);
+    this.#heads.stop();
     this.#log.info("server is ending; gateway and engines go on");
     if (owner_pid !== null) this.#gateway.end();
     await this.#listener.close();
@@ -241,12 +247,16 @@ class Server {
     const revocation = { name, until_ms: Date.now() };
     await this.#store.revoke(revocation);
     this.#fleet.revocations = await this.#store.revocations();
-    this.#fleet.revocation_count += 1;
     this.#trust.setRevocations(this.#fleet.revocations);
     this.#listener?.dropPeers((peer) => isRevoked([revocation], peer));
     this.#log.warn("revoked the certificates of a name", { name });
-    this.#fleet.wakeAll();
+    this.#fleet.notify();
     this.#gateway.poke();
+  }
+
+  #setCatalog({ models }: Catalog): void {
+    this.#fleet.setCatalog(models);
+    this.#heads.follow(models);
   }
 
   /** Reads configuration, catalog and certificates again; whatever is wrong leaves all as it was. */
@@ -263,7 +273,7 @@ class Server {
       const { catalog: _path, ...rest } = next;
       const { catalog: _old, ...old } = config;
       if (JSON.stringify(rest) !== JSON.stringify(old)) changed.push("server.yaml (counts after a restart)");
-      this.#fleet.catalog = catalog.models;
+      this.#setCatalog(catalog);
       await this.#dropScales();
       this.#identity = identity;
       this.#listener?.setIdentity(identity);

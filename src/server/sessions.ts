@@ -15,8 +15,8 @@ export interface Session {
   last_seen_ms: number;
   /** True once a decision has seen what this session told: before that the node's part could lack what runs there. */
   planned: boolean;
-  /** Number of the list of revocations it was last given. */
-  revocations: number;
+  /** Number of what all nodes are told that it was last given. */
+  notices: number;
 }
 
 /** The machine that a node was last heard from. */

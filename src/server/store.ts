@@ -3,7 +3,7 @@ import * as v from "valibot";
 import type { Happening, Replica } from "../core/world.ts";
 import { makeFolderOnce } from "../os/files.ts";
 import { EventView, ReplicaState, type KeyView } from "../protocol/admin-api.ts";
-import { ModelSpec } from "../protocol/catalog.ts";
+import { ModelSpec, SizedModel } from "../protocol/catalog.ts";
 import { OperatorError } from "../protocol/errors.ts";
 import { ModelName, NodeId, ReplicaId } from "../protocol/ids.ts";
 import { Inventory } from "../protocol/inventory.ts";
@@ -35,7 +35,7 @@ const StoredReplica = json(
   v.object({
     id: ReplicaId,
     model: ModelName,
-    spec: ModelSpec,
+    spec: SizedModel,
     created_ms: v.number(),
     state: ReplicaState,
     since_ms: v.number(),

@@ -1,6 +1,8 @@
+import { memoryOf } from "../core/memory.ts";
 import { certificateReason, reasonNow, reasonOfModel, serves } from "../core/reasons.ts";
 import type { Replica } from "../core/world.ts";
 import type { FabricView, KeyView, ModelView, NodeView, ReplicaView, StatusView } from "../protocol/admin-api.ts";
+import type { Gpu } from "../protocol/inventory.ts";
 import type { GatewayStatus } from "../protocol/gateway-api.ts";
 import { freezeOf } from "../core/loss.ts";
 import { DEFAULT_POLICY } from "../core/world.ts";
@@ -79,16 +81,21 @@ export function modelViews(fleet: Fleet, now_ms: number): ModelView[] {
 
 export function replicaViews(fleet: Fleet, in_flight: ReadonlyMap<string, number> | null, now_ms: number): ReplicaView[] {
   const nodes = new Map(fleet.seen(now_ms).map((node) => [node.id, node]));
-  const pid = (node: string, attempt: string) => nodes.get(node)?.ranks?.find((rank) => rank.attempt === attempt)?.engine_pid ?? null;
+  const status = (node: string, attempt: string) => nodes.get(node)?.ranks?.find((rank) => rank.attempt === attempt);
   return fleet.replicas.map((replica): ReplicaView => {
     const first = replica.placements[0]?.launch.attempt ?? "";
-    const ranks = replica.placements.map(({ node, launch }) => ({
-      rank: launch.rank,
-      node,
-      attempt: launch.attempt,
-      address: `${launch.door.address}:${launch.door.port}`,
-      engine_pid: holds(replica) ? pid(node, launch.attempt) : null,
-    }));
+    const ranks = replica.placements.map(({ node, launch }) => {
+      const seen = holds(replica) ? status(node, launch.attempt) : undefined;
+      return {
+        rank: launch.rank,
+        node,
+        attempt: launch.attempt,
+        address: `${launch.door.address}:${launch.door.port}`,
+        engine_pid: seen?.engine_pid ?? null,
+        memory_used: seen?.memory_used ?? null,
+        gpu_memory_used: seen ? usedOn(launch.gpus, nodes.get(node)?.inventory.gpus ?? []) : null,
+      };
+    });
     return {
       id: replica.id,
       model: replica.model,
@@ -99,11 +106,18 @@ export function replicaViews(fleet: Fleet, in_flight: ReadonlyMap<string, number
       failures: replica.failures,
       next_try_ms: replica.next_try_ms,
       ranks,
+      memory: memoryOf(replica.spec),
       refusals: [...(fleet.refusals.get(replica.id) ?? [])],
       in_flight: in_flight?.get(first) ?? 0,
       last_lines: [...replica.last_lines],
     };
   });
+}
+
+/** Memory in use on these GPUs together, by anyone: they are given whole to one replica. */
+function usedOn(uuids: readonly string[], gpus: readonly Gpu[]): number | null {
+  const used = gpus.flatMap(({ uuid, memory_used }) => (uuids.includes(uuid) && "value" in memory_used ? [memory_used.value] : []));
+  return used.length === 0 ? null : used.reduce((sum, bytes) => sum + bytes, 0);
 }
 
 export function keyView({ id, name, created_ms, revoked_ms }: KeyRow): KeyView {

@@ -18,6 +18,7 @@ export function worldOf(fleet: Fleet, { in_flight, unreachable }: GatewayCounts,
     thawed_ms: fleet.thawed_ms,
     policy: DEFAULT_POLICY,
     fabrics: fleet.fabrics(now_ms),
+    measuring: fleet.measuring,
     gathering: fleet.isGathering(now_ms),
   };
 }

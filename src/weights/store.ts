@@ -56,6 +56,17 @@ export class WeightStore {
     }
   }
 
+  /** What has been fetched whole, by what it is called here ({@link sourceOf}). */
+  async kept(): Promise<readonly { readonly key: string; readonly path: string }[]> {
+    const keys = await readdir(this.#folder).catch(() => []);
+    const found = keys.map(async (key) => {
+      const names = await readdir(join(this.#folder, key)).catch(() => []);
+      const whole = names.find((name) => !name.includes(".part"));
+      return whole === undefined ? [] : [{ key, path: join(this.#folder, key, whole) }];
+    });
+    return (await Promise.all(found)).flat();
+  }
+
   #begin(source: Extract<Source, { kind: "url" }>, ref: WeightsRef): Download {
     const watchers = new Set<Progress>();
     const stop = new AbortController();

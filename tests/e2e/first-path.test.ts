@@ -30,7 +30,7 @@ function serveFile(path: string): typeof origin {
     port: 0,
     fetch: (request) => {
       const name = new URL(request.url).pathname;
-      if (request.method === "GET") counts[name] = (counts[name] ?? 0) + 1;
+      if (request.method === "GET" && !request.headers.has("range")) counts[name] = (counts[name] ?? 0) + 1;
       return new Response(Bun.file(path));
     },
   });

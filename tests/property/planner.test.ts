@@ -2,7 +2,7 @@
 import { expect, test } from "bun:test";
 import fc from "fast-check";
 import { plan } from "../../src/core/planner.ts";
-import { memoryNeed } from "../../src/core/spec.ts";
+import { memoryNeed } from "../../src/core/memory.ts";
 import { runs } from "../../src/core/world.ts";
 import type { RankExit } from "../../src/protocol/agent-api.ts";
 import type { ModelSpec } from "../../src/protocol/catalog.ts";

@@ -78,7 +78,7 @@ export class SimServer {
         seq: 0,
         last_seen_ms: now_ms,
         planned: false,
-        revocations: 0,
+        notices: 0,
       },
       ranks,
     });

@@ -4,7 +4,7 @@ import { LISTED_EVENTS_COUNT } from "../../protocol/limits.ts";
 import { nearest } from "../../protocol/nearest.ts";
 import type { AdminClient } from "../admin-client.ts";
 import { command } from "../frame.ts";
-import { age, span, table } from "../output.ts";
+import { age, size, span, table } from "../output.ts";
 import { replicaOf } from "./replica.ts";
 import { reach, reachFlags } from "./reach.ts";
 
@@ -18,12 +18,28 @@ async function happenings(client: AdminClient, subject: string, now_ms: number):
   return own.length === 0 ? [] : ["", "lately", ...own.map(line)];
 }
 
+/** What it was counted to need beside what it really holds. */
+function memoryLines({ memory, ranks }: ReplicaView): string[] {
+  const held = (bytes: number | null) => (bytes === null ? "not measured yet" : `${size(bytes)} in use`);
+  const lines = ranks.flatMap(({ node, memory_used, gpu_memory_used }) => {
+    const gpu = memory.per_gpu === 0 && gpu_memory_used === null ? [] : [`GPUs of ${node}: ${held(gpu_memory_used)}`];
+    return memory.system === 0 && memory_used === null ? gpu : [`memory of ${node}: ${held(memory_used)}`, ...gpu];
+  });
+  const needs = [
+    ...(memory.system > 0 ? [`${size(memory.system)} of memory`] : []),
+    ...(memory.per_gpu > 0 ? [`${size(memory.per_gpu)} on each GPU`] : []),
+  ];
+  if (needs.length > 0) lines.unshift(`counted for each rank: ${needs.join(" and ")}, by ${memory.basis}`);
+  return lines.map((line) => `  ${line}`);
+}
+
 function replicaLines(replica: ReplicaView, now_ms: number): string[] {
   const where = replica.ranks.map(({ node }) => node).join(", ");
   const lines = [`${replica.id} is ${replica.state} for ${span(now_ms - replica.since_ms)}${where === "" ? "" : ` on ${where}`}`];
   if (replica.reason !== "") lines.push(`  ${replica.reason}`);
   if (replica.failures > 0) lines.push(`  it failed ${replica.failures} times in a row`);
   if (replica.next_try_ms !== null && replica.next_try_ms > now_ms) lines.push(`  next try in ${span(replica.next_try_ms - now_ms)}`);
+  lines.push(...memoryLines(replica));
   if (replica.refusals.length > 0) {
     const rows = table(
       [

@@ -35,10 +35,10 @@ function rankOf(start: number, rank: number): RankStatus {
 
 function worldWith(ranks: Record<string, RankStatus[]>): World {
   const nodes = Object.entries(ranks).map(([id, found], index): NodeSeen => {
-    const about = { state: "ready" as const, state_reason: "", heard_ms: 1, cordon: null, drain: null };
+    const about = { state: "ready" as const, state_reason: "", holds: [], heard_ms: 1, cordon: null, drain: null };
     return { id, address: `10.0.0.${index + 1}`, inventory: inventoryOf({ id }), ranks: found, ...about };
   });
-  const unsaid = { in_flight: null, unreachable: null, thawed_ms: 0, gathering: false };
+  const unsaid = { in_flight: null, unreachable: null, thawed_ms: 0, gathering: false, measuring: new Set<string>() };
   return {
     models: [MODEL],
     nodes,

@@ -4,7 +4,7 @@ import { plan } from "../../../src/core/planner.ts";
 import { DEFAULT_POLICY } from "../../../src/core/world.ts";
 import type { Decision, Drain, Happening, Ids, NodeSeen, Replica, World } from "../../../src/core/world.ts";
 import type { RankExit, RankStatus } from "../../../src/protocol/agent-api.ts";
-import type { ModelSpec } from "../../../src/protocol/catalog.ts";
+import type { SizedModel } from "../../../src/protocol/catalog.ts";
 import type { FabricPort, Inventory } from "../../../src/protocol/inventory.ts";
 import { comparePlanVersions } from "../../../src/protocol/plan.ts";
 import type { NodePlan, RankLaunch } from "../../../src/protocol/plan.ts";
@@ -64,7 +64,7 @@ export function inventoryOf({ id, gpus = 0, memory = 64 * GiB, disk = 500 * GiB,
   };
 }
 
-export function modelOf(name: string, more: Partial<ModelSpec> = {}): ModelSpec {
+export function modelOf(name: string, more: Partial<SizedModel> = {}): SizedModel {
   return { name, engine: "sim", replicas: 1, nodes: 1, gpus: 0, embeddings: false, args: {}, ...more };
 }
 
@@ -181,6 +181,7 @@ export class TestNode {
       inventory: this.inventory,
       ranks: this.heard,
       heard_ms: this.heard_ms,
+      holds: [],
       cordon: this.drain ? "it drains" : null,
       drain: this.drain,
     };
@@ -190,7 +191,7 @@ export class TestNode {
 /** A whole fleet as values: the planner, nodes, and a clock that only moves when told. */
 export class TestFleet {
   readonly nodes: TestNode[];
-  models: ModelSpec[];
+  models: SizedModel[];
   replicas: readonly Replica[] = [];
   parts: PlanParts = new Map();
   version = { epoch: 1, generation: 0 };
@@ -200,9 +201,10 @@ export class TestFleet {
   decision: Decision | null = null;
   unreachable: Set<string> | null = new Set();
   thawed_ms = 0;
+  measuring: ReadonlySet<string> = new Set();
   readonly events: Happening[] = [];
 
-  constructor(nodes: readonly NodeShape[], models: readonly ModelSpec[]) {
+  constructor(nodes: readonly NodeShape[], models: readonly SizedModel[]) {
     this.nodes = nodes.map((shape) => new TestNode(shape));
     this.models = [...models];
     for (const node of this.nodes) node.report(this.now_ms);
@@ -219,6 +221,7 @@ export class TestFleet {
       thawed_ms: this.thawed_ms,
       policy: DEFAULT_POLICY,
       fabrics: islandsOf(nodes.flatMap(({ id, inventory }) => (inventory.ports ?? []).map((port) => ({ ...port, node: id })))),
+      measuring: this.measuring,
       gathering: false,
     };
   }

@@ -2,10 +2,11 @@ import { expect, test } from "bun:test";
 import { place } from "../../../src/core/placement.ts";
 import { measure } from "../../../src/core/room.ts";
 import type { NodeSeen, Replica } from "../../../src/core/world.ts";
-import type { ModelSpec } from "../../../src/protocol/catalog.ts";
+import type { SizedModel } from "../../../src/protocol/catalog.ts";
+import type { ModelShape } from "../../../src/protocol/model-shape.ts";
 import { GiB, modelOf, TestFleet, type NodeShape } from "./fleet-for-tests.ts";
 
-const waiting = (spec: ModelSpec, more: Partial<Replica> = {}): Replica => ({
+const waiting = (spec: SizedModel, more: Partial<Replica> = {}): Replica => ({
   id: `${spec.name}-00000`,
   model: spec.name,
   spec,
@@ -27,7 +28,7 @@ const waiting = (spec: ModelSpec, more: Partial<Replica> = {}): Replica => ({
 
 function placed(
   shapes: readonly NodeShape[],
-  spec: ModelSpec,
+  spec: SizedModel,
   change: (node: NodeSeen) => NodeSeen = (node) => node,
   more: Partial<Replica> = {},
 ) {
@@ -36,7 +37,19 @@ function placed(
   return place(waiting(spec, more), measure(world, [], fleet.now_ms), 1_000, () => "0000000000000001");
 }
 
-const CASES: [string, ModelSpec, (node: NodeSeen) => NodeSeen, string, string, string][] = [
+const SHAPE: ModelShape = {
+  format: "gguf",
+  architecture: "llama",
+  weights_bytes: 0,
+  kv_values: 0,
+  window_values: 0,
+  window: 0,
+  context: 1,
+  vocabulary: 0,
+  width: 0,
+};
+
+const CASES: [string, SizedModel, (node: NodeSeen) => NodeSeen, string, string, string][] = [
   [
     "node-state",
     modelOf("m"),
@@ -94,6 +107,38 @@ const CASES: [string, ModelSpec, (node: NodeSeen) => NodeSeen, string, string, s
     "4.0 GiB",
   ],
   [
+    "weights that are not there",
+    modelOf("m", { source: "/models/m" }),
+    (node) => ({ ...node, inventory: { ...node.inventory, weights: [{ name: "/models/m", fault: "ENOENT", shape: null }] } }),
+    "weights",
+    "/models/m",
+    "ENOENT",
+  ],
+  [
+    "weights that are being looked for",
+    modelOf("m", { source: "/models/m" }),
+    (node) => ({ ...node, inventory: { ...node.inventory, weights: [] } }),
+    "weights",
+    "/models/m",
+    "the node is just looking for it",
+  ],
+  [
+    "GPUs that are too small",
+    modelOf("m", { engine: "llamacpp", source: "/m", gpus: 2, shape: { ...SHAPE, weights_bytes: 170 * GiB } }),
+    (node) => node,
+    "gpu-memory",
+    "85.5 GiB on each of 2 GPUs",
+    "free ones have 80.0 GiB, 80.0 GiB",
+  ],
+  [
+    "memory by the header",
+    modelOf("m", { engine: "llamacpp", source: "/m", shape: { ...SHAPE, weights_bytes: 70 * GiB } }),
+    (node) => node,
+    "memory",
+    "70.3 GiB of memory",
+    "64.0 GiB",
+  ],
+  [
     "disk",
     modelOf("m", { source: "http://x/m", size: 600 * GiB, memory: 1 }),
     (node) => node,
@@ -106,6 +151,31 @@ const CASES: [string, ModelSpec, (node: NodeSeen) => NodeSeen, string, string, s
 test.each(CASES)("%s refuses a node, with numbers", (_name, spec, change, filter, needed, available) => {
   const result = placed([{ id: "a", gpus: 2 }], spec, change);
   expect(result).toEqual({ refusals: [{ node: "a", filter, needed, available }], reason: "none of 1 nodes has room" });
+});
+
+test("weights whose size is being found out are waited for", () => {
+  const fleet = new TestFleet([{ id: "a" }], [modelOf("m", { source: "http://x/m" })]);
+  fleet.measuring = new Set(["http://x/m"]);
+  fleet.turns(3);
+  expect(fleet.decision?.refusals.get(fleet.only().id)).toEqual([
+    { node: "a", filter: "weights", needed: "the size of its weights", available: "being read from their source" },
+  ]);
+  fleet.measuring = new Set();
+  fleet.turns(3);
+  expect(fleet.only().state).toBe("ready");
+});
+
+test("only GPUs that are large enough are given", () => {
+  const small = (node: NodeSeen): NodeSeen => ({
+    ...node,
+    inventory: {
+      ...node.inventory,
+      gpus: node.inventory.gpus.map((gpu, at) => (at < 2 ? { ...gpu, memory_total: { value: 8 * GiB } } : gpu)),
+    },
+  });
+  const spec = modelOf("m", { engine: "llamacpp", source: "/m", gpus: 2, shape: { ...SHAPE, weights_bytes: 40 * GiB } });
+  const result = placed([{ id: "a", gpus: 4 }], spec, small);
+  expect("placements" in result ? result.placements[0]?.launch.gpus : []).toEqual(["GPU-a-2", "GPU-a-3"]);
 });
 
 test("with no node at all the reason says so", () => {

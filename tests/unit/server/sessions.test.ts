@@ -25,7 +25,7 @@ const session = (joins: number, silent_ms: number): Session => ({
   address: "",
   seq: 0,
   planned: true,
-  revocations: 0,
+  notices: 0,
   joins,
   last_seen_ms: NOW_MS - silent_ms,
 });

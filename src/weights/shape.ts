@@ -1,0 +1,135 @@
+import { open, readdir, readFile, stat } from "node:fs/promises";
+import { basename, dirname, join } from "node:path";
+import { messageOf } from "../protocol/errors.ts";
+import { GGUF_FIRST_READ_BYTES, GGUF_HEAD_BYTES, MODEL_CONFIG_BYTES, WEIGHTS_HEAD_MS } from "../protocol/limits.ts";
+import type { ModelShape } from "../protocol/model-shape.ts";
+import { readGguf } from "./gguf.ts";
+import { indexedBytes, readConfig } from "./safetensors.ts";
+
+/** What was found of weights: their shape, null when they are of a form that is not known, and why they cannot be used. */
+export interface Found {
+  readonly shape: ModelShape | null;
+  /** "" when nothing speaks against them. */
+  readonly fault: string;
+}
+
+/** Bytes of a file from its beginning. */
+type ReadHead = (bytes: number) => Promise<Uint8Array>;
+
+/** Looks at weights on this machine: a GGUF file, the first part of a split one, or a folder of safetensors. Never rejects. */
+export async function lookAt(path: string): Promise<Found> {
+  try {
+    return (await stat(path)).isDirectory() ? await folderAt(path) : await fileAt(path);
+  } catch (error) {
+    return { shape: null, fault: messageOf(error) };
+  }
+}
+
+async function fileAt(path: string): Promise<Found> {
+  const file = await open(path, "r");
+  try {
+    const { size } = await file.stat();
+    const read: ReadHead = async (bytes) => {
+      const buffer = Buffer.alloc(Math.min(bytes, size));
+      const { bytesRead } = await file.read(buffer, 0, buffer.length, 0);
+      return buffer.subarray(0, bytesRead);
+    };
+    const head = await headOf(read, size);
+    // What it is for the engine to judge.
+    if (head === null) return { shape: null, fault: "" };
+    return head.files === 1 ? { shape: head.shape, fault: "" } : await splitAt(path, head.shape, head.files);
+  } finally {
+    await file.close();
+  }
+}
+
+/** All parts of a split model lie beside the first: `NAME-00001-of-00003.gguf`. */
+async function splitAt(path: string, shape: ModelShape, files: number): Promise<Found> {
+  const name = basename(path);
+  let weights_bytes = 0;
+  for (let part = 1; part <= files; part++) {
+    const beside = join(dirname(path), name.replace(/-\d{5}-of-/, `-${String(part).padStart(5, "0")}-of-`));
+    try {
+      weights_bytes += (await stat(beside)).size;
+    } catch {
+      return { shape: null, fault: `part ${part} of ${files} is missing: ${beside}` };
+    }
+  }
+  return { shape: { ...shape, weights_bytes }, fault: "" };
+}
+
+/** @returns null for what is not GGUF, or has no header that can be read */
+async function headOf(read: ReadHead, file_bytes: number) {
+  for (let bytes = GGUF_FIRST_READ_BYTES; ; bytes *= 4) {
+    const head = readGguf(await read(Math.min(bytes, GGUF_HEAD_BYTES)), file_bytes);
+    if ("shape" in head) return head;
+    if ("fault" in head || bytes >= GGUF_HEAD_BYTES) return null;
+  }
+}
+
+async function folderAt(path: string): Promise<Found> {
+  const names = await readdir(path);
+  if (!names.includes("config.json")) return { shape: null, fault: "" };
+  const config = await jsonAt(join(path, "config.json"));
+  const indexed = names.includes("model.safetensors.index.json")
+    ? indexedBytes(await jsonAt(join(path, "model.safetensors.index.json")))
+    : null;
+  const sizes = names.filter((name) => name.endsWith(".safetensors")).map(async (name) => (await stat(join(path, name))).size);
+  const bytes = indexed ?? (await Promise.all(sizes)).reduce((sum, size) => sum + size, 0);
+  const read = readConfig(config, bytes);
+  return "shape" in read && bytes > 0 ? { shape: read.shape, fault: "" } : { shape: null, fault: "" };
+}
+
+/** @returns undefined for what is too long or no JSON */
+async function jsonAt(path: string): Promise<unknown> {
+  if ((await stat(path)).size > MODEL_CONFIG_BYTES) return undefined;
+  try {
+    return JSON.parse(await readFile(path, "utf8"));
+  } catch {
+    return undefined;
+  }
+}
+
+/**
+ * Reads the header of a GGUF file at a URL without fetching the rest.
+ * @returns null when it is no GGUF file, or does not say how large it is
+ * @throws Error when the source does not answer as it should; it may later
+ */
+export async function shapeAtUrl(url: string, signal: AbortSignal): Promise<ModelShape | null> {
+  let size = 0;
+  const read: ReadHead = async (bytes) => {
+    const stop = new AbortController();
+    const over = AbortSignal.any([signal, stop.signal, AbortSignal.timeout(WEIGHTS_HEAD_MS)]);
+    const response = await fetch(url, { headers: { range: `bytes=0-${bytes - 1}`, "accept-encoding": "identity" }, signal: over });
+    if (response.status !== 200 && response.status !== 206) throw new Error(`it answered ${response.status} ${response.statusText}`.trim());
+    const total = /\/(\d+)$/.exec(response.headers.get("content-range") ?? "")?.[1] ?? response.headers.get("content-length");
+    size = Number(total ?? 0);
+    try {
+      return await firstBytes(response, bytes);
+    } finally {
+      stop.abort();
+    }
+  };
+  const first = await read(GGUF_FIRST_READ_BYTES);
+  if (size === 0) return null;
+  let at_hand: Uint8Array | null = first;
+  const head = await headOf(async (bytes) => {
+    const given = at_hand ?? (await read(bytes));
+    at_hand = null;
+    return given;
+  }, size);
+  return head?.files === 1 ? head.shape : null;
+}
+
+/** At most that many bytes of an answer; a source that knows no ranges sends more. */
+async function firstBytes(response: Response, bytes: number): Promise<Uint8Array> {
+  const whole = new Uint8Array(bytes);
+  let at = 0;
+  for await (const chunk of response.body ?? []) {
+    const part = chunk.subarray(0, bytes - at);
+    whole.set(part, at);
+    at += part.length;
+    if (at === bytes) break;
+  }
+  return whole.subarray(0, at);
+}
