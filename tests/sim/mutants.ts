@@ -18,6 +18,18 @@ interface Mutant {
 
 const MUTANTS: readonly Mutant[] = [
   {
+    breaks: "a gang's adapter is up",
+    file: "src/core/gang.ts",
+    words: `(port.state ?? "ACTIVE").includes("ACTIVE")`,
+    instead: "true",
+  },
+  {
+    breaks: "an operator's number counts instead of the catalog's",
+    file: "src/server/models.ts",
+    words: "scales.get(spec.name)?.replicas ?? spec.replicas",
+    instead: "spec.replicas",
+  },
+  {
     breaks: "a GPU that a planned rank holds is not free",
     file: "src/core/room.ts",
     words: "for (const uuid of launch.gpus) room.held_gpus.add(uuid);",
@@ -141,7 +153,7 @@ const MUTANTS: readonly Mutant[] = [
 
 /** The first line that a seed fails with; null when none does. */
 async function noticed(folder: string): Promise<string | null> {
-  const child = Bun.spawn([process.execPath, "test", "--bail", "--timeout", "600000", "./tests/sim"], {
+  const child = Bun.spawn([process.execPath, "test", "--bail", "--timeout", "600000", "./tests/sim/fleet.test.ts"], {
     cwd: folder,
     env: { ...process.env, SIM_SEEDS: process.env["SIM_SEEDS"] ?? "500" },
     stdin: "ignore",

@@ -23,7 +23,10 @@ interface Rank {
 /** A machine: it outlives its agent, and so do the ranks on it. */
 export class SimNode {
   readonly shape: NodeShape;
-  readonly inventory: Inventory;
+  /** What it has now; replaced when that changes. */
+  inventory: Inventory;
+  /** What it has when nothing is broken. */
+  readonly #whole: Inventory;
   readonly ranks = new Map<string, Rank>();
   readonly #chance: Chance;
   #places: Places;
@@ -50,7 +53,8 @@ export class SimNode {
     this.shape = shape;
     const inventory = inventoryOf(shape);
     const ports = (inventory.ports ?? []).map((port) => ({ ...port, managers: [`the ${fabric} ${port.fabric}`] }));
-    this.inventory = { ...inventory, ports };
+    this.#whole = { ...inventory, ports };
+    this.inventory = this.#whole;
     this.#chance = chance;
     this.#places = new Places(shape.id);
   }
@@ -77,6 +81,28 @@ export class SimNode {
   powerOn(): void {
     this.up = true;
     this.restartAgent();
+  }
+
+  /** A GPU is lost, and what computed on it dies; or it is back. */
+  setGpu(index: number, there: boolean, now_ms: number): void {
+    const lost = new Set(this.#whole.gpus.filter((gpu) => !this.inventory.gpus.includes(gpu)).map((gpu) => gpu.index));
+    if (there) lost.delete(index);
+    else lost.add(index);
+    this.inventory = { ...this.inventory, gpus: this.#whole.gpus.filter((gpu) => !lost.has(gpu.index)) };
+    if (!this.up) return;
+    const there_now = new Set(this.inventory.gpus.map(({ uuid }) => uuid));
+    for (const rank of this.ranks.values())
+      if (rank.phase !== "exited" && rank.launch.gpus.some((uuid) => !there_now.has(uuid))) this.#end(rank, "died", now_ms);
+  }
+
+  /** A fabric's links here go down, and gangs across them die; or they come up. */
+  setFabric(fabric: string, up: boolean, now_ms: number): void {
+    const ports = (this.inventory.ports ?? []).map((port) => (port.fabric === fabric ? { ...port, state: up ? "ACTIVE" : "DOWN" } : port));
+    this.inventory = { ...this.inventory, ports };
+    if (up || !this.up) return;
+    const down = new Set(ports.filter(({ state }) => state === "DOWN").map(({ device, port }) => `${device}:${port}`));
+    for (const rank of this.ranks.values())
+      if (rank.phase !== "exited" && rank.launch.gang?.adapters.some((name) => down.has(name))) this.#end(rank, "died", now_ms);
   }
 
   /** What the agent does with a plan. */

@@ -17,7 +17,14 @@ type Broken = string | null;
 
 /** The first promise that a decision breaks, in words; null when it keeps them all. */
 export function brokenByDecision(judged: Judged): Broken {
-  return sharedPlaces(judged) ?? blindPlacing(judged) ?? endedTakenForRunning(judged) ?? brokenGang(judged) ?? hastyDrain(judged);
+  return (
+    sharedPlaces(judged) ??
+    blindPlacing(judged) ??
+    endedTakenForRunning(judged) ??
+    lostHardware(judged) ??
+    brokenGang(judged) ??
+    hastyDrain(judged)
+  );
 }
 
 /** No GPU and no port is planned twice. */
@@ -56,6 +63,22 @@ function endedTakenForRunning({ turn, fleet }: Judged): Broken {
       const heard = fleet.nodes.get(node)?.ranks?.find(({ attempt }) => attempt === launch.attempt);
       if (heard?.phase === "exited") return `${id} is ${state} though its rank on ${node} has ended`;
     }
+  }
+  return null;
+}
+
+/** Nothing new is given a GPU that its node no longer has, or an adapter whose link is down, as far as the server has heard. */
+function lostHardware({ turn, fleet }: Judged): Broken {
+  const old = new Set(turn.before.flatMap(({ placements }) => placements.map(({ launch }) => launch.attempt)));
+  for (const { node, launch } of turn.after.filter(runs).flatMap(({ placements }) => placements)) {
+    const kept = fleet.nodes.get(node);
+    // What was found running is not given anything.
+    if (old.has(launch.attempt) || !kept || kept.ranks?.some(({ attempt }) => attempt === launch.attempt)) continue;
+    const { gpus, ports = [] } = kept.kept.inventory;
+    const gone = launch.gpus.find((uuid) => !gpus.some((gpu) => gpu.uuid === uuid));
+    if (gone) return `${launch.attempt} was given ${gone}, which ${node} has lost`;
+    const down = ports.find(({ device, port, state }) => state === "DOWN" && launch.gang?.adapters.includes(`${device}:${port}`));
+    if (down) return `${launch.attempt} was given ${down.device} of ${node}, which is down`;
   }
   return null;
 }

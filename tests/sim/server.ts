@@ -1,10 +1,11 @@
 import { plan } from "../../src/core/planner.ts";
-import type { Ids, Replica } from "../../src/core/world.ts";
+import type { Happening, Ids, Replica } from "../../src/core/world.ts";
 import type { RankStatus } from "../../src/protocol/agent-api.ts";
 import type { ModelSpec } from "../../src/protocol/catalog.ts";
+import type { Inventory } from "../../src/protocol/inventory.ts";
 import type { NodePlan, PlanVersion } from "../../src/protocol/plan.ts";
 import { Fleet } from "../../src/server/fleet.ts";
-import type { NodeIntent } from "../../src/server/store.ts";
+import type { ModelScale, NodeIntent } from "../../src/server/store.ts";
 import { refuseOlderJoin } from "../../src/server/sessions.ts";
 import { worldOf, type GatewayCounts } from "../../src/server/world.ts";
 import { countedIds } from "../unit/core/fleet-for-tests.ts";
@@ -15,6 +16,7 @@ export interface SimStore {
   version: PlanVersion;
   replicas: readonly Replica[];
   intents: Map<string, NodeIntent>;
+  scales: Map<string, ModelScale>;
   nodes: Map<string, { address: string; last_seen_ms: number }>;
 }
 
@@ -22,6 +24,7 @@ export const emptyStore = (now_ms: number): SimStore => ({
   version: { epoch: Math.floor(now_ms / 1_000), generation: 0 },
   replicas: [],
   intents: new Map(),
+  scales: new Map(),
   nodes: new Map(),
 });
 
@@ -29,6 +32,7 @@ export const emptyStore = (now_ms: number): SimStore => ({
 export interface Turn {
   readonly before: readonly Replica[];
   readonly after: readonly Replica[];
+  readonly events: readonly Happening[];
 }
 
 /** The server: the real fleet, world and planner over a store that is a value. It can die between any two turns. */
@@ -46,6 +50,7 @@ export class SimServer {
     this.fleet = new Fleet(store.version, now_ms);
     this.fleet.replicas = store.replicas;
     this.fleet.intents = store.intents;
+    this.fleet.scales = store.scales;
     for (const node of nodes) {
       const kept = store.nodes.get(node.shape.id);
       if (kept) this.#keep(node, kept.last_seen_ms, null, null);
@@ -101,13 +106,21 @@ export class SimServer {
   }
 
   /** @returns false when the session is not the newest */
-  report(node: string, session: string, seq: number, seen: PlanVersion, ranks: readonly RankStatus[], now_ms: number): boolean {
+  report(
+    node: string,
+    session: string,
+    seq: number,
+    seen: PlanVersion,
+    ranks: readonly RankStatus[],
+    inventory: Inventory,
+    now_ms: number,
+  ): boolean {
     const entry = this.fleet.nodes.get(node);
     if (entry?.session?.id !== session) return false;
     if (seq <= entry.session.seq) return true;
     Object.assign(entry.session, { seq, last_seen_ms: now_ms });
     entry.ranks = ranks;
-    entry.kept = { ...entry.kept, last_seen_ms: now_ms };
+    entry.kept = { ...entry.kept, inventory, last_seen_ms: now_ms };
     this.fleet.raiseEpoch(seen);
     return true;
   }
@@ -128,6 +141,6 @@ export class SimServer {
     fleet.replicas = decision.replicas;
     fleet.refusals = decision.refusals;
     fleet.publish(parts, version, sessions);
-    return { before, after: decision.replicas };
+    return { before, after: decision.replicas, events: [...fleet.transitions(now_ms), ...decision.events] };
   }
 }
