@@ -35,7 +35,7 @@ export interface DoorRank {
 /** One request on its way through the door. */
 interface Passage {
   readonly end: () => void;
-  /** Whether the next step is the engine's: it has the whole request, and its answer neither ends nor waits for the client. */
+  /** Whether the next step is the engine's, and not the client's. */
   readonly isOwed: () => boolean;
 }
 
@@ -87,8 +87,11 @@ export class Door {
       upstream?.destroy();
       request.socket.destroy();
     };
+    // The engine has the request, or will not take it; and its answer neither ends nor waits for the client.
     const isOwed = () =>
-      request.readableEnded && upstream !== null && (answer === null || (!answer.readableEnded && answer.readableFlowing === true));
+      upstream !== null &&
+      (request.readableEnded || upstream.writableNeedDrain) &&
+      (answer === null || (!answer.readableEnded && answer.readableFlowing === true));
     const passage = { end, isOwed };
     this.#open.add(passage);
     response.once("close", () => {

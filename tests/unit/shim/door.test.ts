@@ -225,6 +225,67 @@ test("an engine that does not read holds the sender back", async () => {
   expect(await settled(() => taken.bytes)).toBeLessThan(8 * 1024 * 1024);
 });
 
+test("an answer is owed while the next step is the engine's", async () => {
+  const played = new Set<Socket>();
+  const { ask, door, port, taken } = await doorTo((socket) => {
+    played.add(socket);
+    socket.resume();
+  });
+  const say = (text: string) => [...played].forEach((socket) => socket.write(text));
+  expect(door.owed).toBe(0);
+  const asked = ask("/v1/completions", { method: "POST", body: "{}" });
+  await until("the engine to owe an answer", () => door.owed === 1);
+  say("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n4\r\nhalf\r\n");
+  const answer = await asked;
+  expect(door.owed).toBe(1);
+  say("0\r\n\r\n");
+  await answer.text();
+  await until("nothing to be owed", () => door.owed === 0);
+  played.clear();
+
+  const sender = await raw(port);
+  const before = taken.bytes;
+  sender.write(`POST /slow HTTP/1.1\r\nhost: door\r\nx-llmgw-attempt: ${ATTEMPT}\r\ncontent-length: 4\r\n\r\n`);
+  sender.write("{}");
+  await until("half of the body", () => taken.bytes === before + 2 && played.size === 1);
+  expect(door.owed).toBe(0);
+  sender.write("{}");
+  await until("the whole body", () => door.owed === 1);
+  sender.destroy();
+  await until("its client to be gone", () => door.owed === 0);
+});
+
+test("an answer that waits for its client is not owed, one that the engine will not hear of is", async () => {
+  const chunk = Buffer.alloc(65_536, "x");
+  const { door, port } = await doorTo((socket) =>
+    socket.once("data", (head) => {
+      if (head.toString().startsWith("POST")) socket.pause();
+      else {
+        socket.write("HTTP/1.1 200 OK\r\ncontent-length: 209715200\r\n\r\n");
+        const more = () => {
+          while (socket.write(chunk));
+        };
+        socket.on("drain", more);
+        more();
+      }
+    }),
+  );
+  const reader = await raw(port);
+  reader.pause();
+  reader.write(`GET /big HTTP/1.1\r\nhost: door\r\nx-llmgw-attempt: ${ATTEMPT}\r\n\r\n`);
+  await until("the answer to wait for its client", async () => {
+    const seen: number[] = [];
+    for (let look = 0; look < 20; look += 1) seen.push(await Bun.sleep(10).then(() => door.owed));
+    return seen.every((owed) => owed === 0) && reader.readableLength > 0;
+  });
+  reader.destroy();
+  const sender = await raw(port);
+  const body = Buffer.alloc(64 * 1024 * 1024, "x");
+  sender.write(`POST /big HTTP/1.1\r\nhost: door\r\nx-llmgw-attempt: ${ATTEMPT}\r\ncontent-length: ${body.length}\r\n\r\n`);
+  sender.write(body);
+  await until("the engine to hold the sender back", () => door.owed === 1);
+});
+
 test("a live log shows what was and what comes, and ends with its reader", async () => {
   const { askAsServer, log } = await doorTo(() => {});
   for (const line of ["one", "two", "three"]) log.add(line);

@@ -23,10 +23,15 @@ afterEach(async () => {
   await Promise.all(ranks.splice(0).map((it) => it.cleanUp()));
 });
 
-async function rank(launch: Partial<RankLaunch> = {}, weights_path = model(), env: Record<string, string> = {}): Promise<TestRank> {
+async function rank(
+  launch: Partial<RankLaunch> = {},
+  weights_path = model(),
+  env: Record<string, string> = {},
+  spec: { stuck_ms?: number } = {},
+): Promise<TestRank> {
   const it = await startRank(
     { engine: "llamacpp", context: 2_048, parallel: 2, embeddings: true, ...launch },
-    { engine_path: program ?? "", weights_path },
+    { engine_path: program ?? "", weights_path, ...spec },
     env,
   );
   ranks.push(it);
@@ -34,10 +39,10 @@ async function rank(launch: Partial<RankLaunch> = {}, weights_path = model(), en
 }
 
 /** A rank whose model takes no disk and makes a few tokens a second. */
-async function slow(): Promise<TestRank> {
+async function slow(spec: { stuck_ms?: number } = {}): Promise<TestRank> {
   const hollow = join(folder, "hollow.gguf");
   await writeHollowGguf(hollow, { layers: 8, width: 1_024, heads: 8, kv_heads: 8, feed_forward: 4_096 });
-  return rank({ embeddings: false, args: { "no-warmup": true } }, hollow);
+  return rank({ embeddings: false, args: { "no-warmup": true } }, hollow, {}, spec);
 }
 
 const ask = (more: object = {}) =>
@@ -125,6 +130,20 @@ describe.skipIf(program === null)("a rank with a real llama-server (needs Debian
     expect(exit.kind).toBe("start");
     expect(exit.last_lines.join("\n")).toMatch(said);
   });
+
+  test("a llama-server that stands still with a request is ended, one that is slow is not", async () => {
+    const it = await slow({ stuck_ms: 2_000 });
+    const { engine_pid } = await it.reach("ready", 60_000);
+    const whole = await it.ask("/v1/chat/completions", { method: "POST", body: ask({ max_tokens: 10 }) });
+    expect(whole.status).toBe(200);
+    const asked = it.ask("/v1/chat/completions", { method: "POST", body: ask({ max_tokens: 2_000 }) }).catch(() => null);
+    await until("the request in the engine", async () => (await (await it.ask("/metrics")).text()).includes("requests_processing 1"));
+    process.kill(engine_pid as number, "SIGSTOP");
+    await until("the shim to end", () => !isAlive(it.pid), 60_000);
+    expect(await it.exit()).toMatchObject({ kind: "died", reason: expect.stringContaining("the engine is stuck") });
+    expect(isAlive(engine_pid as number)).toBe(false);
+    await asked;
+  }, 150_000);
 
   test("what the agent's environment says to llama-server does not reach it", async () => {
     const it = await rank({}, model(), {

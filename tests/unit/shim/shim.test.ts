@@ -124,6 +124,25 @@ describe("a rank with the simulated engine", () => {
     expect(await it.exit()).toMatchObject({ kind: "stopped", signal: "SIGKILL" });
   });
 
+  test("an engine that answers no request, with its port open, is ended with a written reason", async () => {
+    const it = await rank({ args: { hang: true } }, { stuck_ms: 1_000 });
+    await it.reach("ready");
+    const asked = it.ask("/v1/chat/completions", { method: "POST", body: CHAT }).then(
+      (answer) => answer.status,
+      () => "cut",
+    );
+    await until("the shim to end", () => !isAlive(it.pid), 30_000);
+    expect(await it.exit()).toMatchObject({ kind: "died", reason: expect.stringContaining("the engine is stuck: 1 request in flight") });
+    expect(await asked).toBe("cut");
+  });
+
+  test("an engine that is slow is not stuck", async () => {
+    const it = await rank({ args: { "tokens-per-second": 3 } }, { stuck_ms: 1_000 });
+    await it.reach("ready");
+    const answer = await it.ask("/v1/chat/completions", { method: "POST", body: CHAT.replace("8", "12") });
+    expect(((await answer.json()) as { usage: { completion_tokens: number } }).usage.completion_tokens).toBe(12);
+  });
+
   test("its door ends a handshake of somebody without a certificate", async () => {
     const it = await rank();
     await it.reach("ready");
