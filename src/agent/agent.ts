@@ -5,6 +5,7 @@
  */
 import { hostname } from "node:os";
 import { join } from "node:path";
+import * as v from "valibot";
 import type { FabricWatch } from "../hardware/fabric-watch.ts";
 import { makeFolderOnce } from "../os/files.ts";
 import type { Log } from "../os/log.ts";
@@ -13,10 +14,12 @@ import { Wakeup } from "../os/wakeup.ts";
 import { makeDialer } from "../pki/dial.ts";
 import type { Dialer } from "../pki/dial.ts";
 import type { Identity } from "../pki/identity.ts";
-import type { NodeRequest, PollAnswer } from "../protocol/agent-api.ts";
+import { NodeRequest } from "../protocol/agent-api.ts";
+import type { NodeResult, PollAnswer } from "../protocol/agent-api.ts";
 import type { AgentConfig } from "../protocol/config.ts";
 import { messageOf, parseAs, explain } from "../protocol/errors.ts";
 import { NodeId } from "../protocol/ids.ts";
+import type { AttemptId } from "../protocol/ids.ts";
 import type { Inventory } from "../protocol/inventory.ts";
 import {
   DOCTOR_INTERVAL_MS,
@@ -35,6 +38,7 @@ import { engineUserOf, readInventory } from "./inventory.ts";
 import { examine, openFabrics } from "./examination.ts";
 import { keepSession, ServerLink } from "./link.ts";
 import { changedFiles, loadNodeIdentity } from "./node-identity.ts";
+import { NodeEngines } from "./node-engines.ts";
 import { NodeState } from "./node-state.ts";
 import { Places } from "./places.ts";
 import type { RankContext } from "./rank.ts";
@@ -79,7 +83,8 @@ export async function runAgent(options: AgentOptions): Promise<void> {
 export async function stopAll(options: AgentOptions): Promise<void> {
   await makeFolders(options.config);
   const engine_user = await engineUserOf(options.config);
-  const ranks = ranksOf(options, { weights: weightsOf(options), engine_user, revocations: () => [], changed: () => {} });
+  const rest = { weights: weightsOf(options), engine_user, revocations: () => [], changed: () => {} };
+  const ranks = ranksOf(options, new NodeEngines(options.config, engine_user), rest);
   await ranks.open();
   await ranks.stopAll("all ranks of this node are to stop");
 }
@@ -92,7 +97,9 @@ function weightsOf({ config }: AgentOptions): WeightStore {
   return new WeightStore(join(config.state, "weights"));
 }
 
-function ranksOf(options: AgentOptions, rest: Pick<RankContext, "weights" | "engine_user" | "revocations" | "changed">): Ranks {
+type RanksRest = Pick<RankContext, "weights" | "engine_user" | "revocations" | "changed">;
+
+function ranksOf(options: AgentOptions, engines: NodeEngines, rest: RanksRest): Ranks {
   const { config, log, owner_pid, signal } = options;
   const node = nodeIdOf(config);
   return new Ranks({
@@ -105,7 +112,9 @@ function ranksOf(options: AgentOptions, rest: Pick<RankContext, "weights" | "eng
     socket_folder: join(config.run, "r"),
     owner_pid,
     closed: signal,
-    enginePath: (kind) => (kind === "sim" ? "" : kind === "llamacpp" ? (config.llamacpp_bin ?? null) : null),
+    enginePath: (kind) => engines.path(kind),
+    cache_folder: engines.cache_folder,
+    refusal: (launch, weights_path) => engines.refusal(launch, weights_path),
   });
 }
 
@@ -119,6 +128,7 @@ class Agent {
   readonly #weights: WeightsWatch;
   readonly #changed = new Wakeup();
   readonly #fabrics: FabricWatch;
+  readonly #engines: NodeEngines;
   #inventory!: Inventory;
   #inventory_revision = 1;
   #identity: Identity;
@@ -130,11 +140,12 @@ class Agent {
     this.#state = state;
     this.#identity = identity;
     this.#fabrics = fabrics;
+    this.#engines = new NodeEngines(options.config, engine_user);
     this.#dialer = makeDialer(identity, { revocations: () => state.revocations });
     const changed = () => this.#changed.raise();
     const weights = weightsOf(options);
     this.#weights = new WeightsWatch(weights);
-    this.#ranks = ranksOf(options, { weights, engine_user, revocations: () => state.revocations, changed });
+    this.#ranks = ranksOf(options, this.#engines, { weights, engine_user, revocations: () => state.revocations, changed });
   }
 
   async run(): Promise<void> {
@@ -235,22 +246,28 @@ class Agent {
     }
   }
 
-  async #answer(link: ServerLink, session: string, request: NodeRequest, signal: AbortSignal): Promise<void> {
+  async #answer(link: ServerLink, session: string, request: PollAnswer["requests"][number], signal: AbortSignal): Promise<void> {
     try {
-      await link.result(request.id, { session, result: this.#logOf(request) }, signal);
+      const known = v.safeParse(NodeRequest, request);
+      const error = `its agent ${VERSION} does not know "${request.kind}"`;
+      await link.result(request.id, { session, result: known.success ? await this.#resultOf(known.output) : { error } }, signal);
     } catch (error) {
       this.#log.debug("an answer did not arrive", { id: request.id, why: messageOf(error) });
     }
   }
 
-  #logOf({ attempt, lines }: NodeRequest): { lines: string[] } | { error: string } {
+  async #resultOf(request: NodeRequest): Promise<NodeResult> {
+    try {
+      return request.kind === "log" ? this.#logOf(request.attempt, request.lines) : await this.#engines.check(request.engine);
+    } catch (error) {
+      return { error: explain(error) };
+    }
+  }
+
+  #logOf(attempt: AttemptId, lines: number): NodeResult {
     const folder = this.#ranks.folderOf(attempt);
     if (folder === null) return { error: `attempt ${attempt} is not on this node` };
-    try {
-      return { lines: tailOf(folder, Math.min(lines, LOG_TAIL_LINES_COUNT)) };
-    } catch (error) {
-      return { error: messageOf(error) };
-    }
+    return { lines: tailOf(folder, Math.min(lines, LOG_TAIL_LINES_COUNT)) };
   }
 
   async #refresh(): Promise<void> {

@@ -1,6 +1,8 @@
+import { createHash } from "node:crypto";
 import { closeSync, openSync } from "node:fs";
 import { rm } from "node:fs/promises";
 import { dirname, join } from "node:path";
+import { engineOf } from "../engines/registry.ts";
 import { makeFolderOnce, readIfThere, writeAtomic } from "../os/files.ts";
 import type { Log } from "../os/log.ts";
 import { isAlive, memoryOfSession, processWithArguments, signalProcess, spawnDetached, startTimeOf, sweepAttempt } from "../os/process.ts";
@@ -12,7 +14,7 @@ import { EXIT_LOG_LINES_COUNT, FETCH_PROGRESS_MS, SHIM_SILENT_MS, SHIM_START_MS 
 import type { RankLaunch, Revocation } from "../protocol/plan.ts";
 import { PROTOCOL } from "../protocol/protocol.ts";
 import type { ShimSpec, ShimStatus, WrittenShimSpec } from "../protocol/shim-api.ts";
-import { tailOf } from "../shim/rank-log.ts";
+import { RankLog, tailOf } from "../shim/rank-log.ts";
 import type { WeightStore } from "../weights/store.ts";
 import type { Places } from "./places.ts";
 import { ShimClient } from "./shim-client.ts";
@@ -40,6 +42,10 @@ export interface RankContext {
   readonly owner_pid: number | null;
   /** Aborts when the agent goes: nothing is followed any more, nothing is ended. */
   readonly closed: AbortSignal;
+  /** Where engines keep what they compile. */
+  readonly cache_folder: string;
+  /** Why the engine would refuse what it is started with, in a sentence; null when nothing is known to speak against it. */
+  refusal(launch: RankLaunch, weights_path: string | null): Promise<string | null>;
   /** The engine's program; "" for the built-in one, null when this node has none. */
   enginePath(kind: RankLaunch["engine"]): string | null;
   revocations(): readonly Revocation[];
@@ -53,6 +59,11 @@ export interface RankContext {
  */
 export function socketsOf(folder: string, attempt: string): { control: string; engine: string } {
   return { control: join(folder, `${attempt}.shim`), engine: join(folder, attempt, "e.sock") };
+}
+
+/** Where an engine keeps what it compiles: a folder of each engine and version, which an installed one's path tells. */
+export function cacheOf(folder: string, kind: RankLaunch["engine"], engine_path: string): string {
+  return join(folder, `${kind}-${createHash("sha256").update(engine_path).digest("hex").slice(0, 16)}`);
 }
 
 /** The process of a shim; the start time tells it from a later one of the same number. */
@@ -102,6 +113,12 @@ export class Rank {
       await this.#takePlaces();
       if (this.#stop) return await this.#end("stopped", this.#stop.reason);
       if (this.#context.closed.aborted) return;
+      const refusal = await this.#context.refusal(this.launch, weights_path);
+      if (refusal !== null) {
+        // Its log is where an operator looks for what an engine said.
+        new RankLog(this.folder).add(refusal);
+        return await this.#end("start", refusal);
+      }
       await this.#startShim(weights_path);
     } catch (error) {
       // An agent that goes leaves the attempt as it is: the next one begins it again.
@@ -276,6 +293,9 @@ export class Rank {
     const engine_path = this.#context.enginePath(engine);
     if (engine_path === null) throw new OperatorError("E_ENGINE", `cannot start ${engine}`, "this node does not offer it", "see ctl nodes");
     const sockets = socketsOf(socket_folder, this.launch.attempt);
+    // An engine of another user has to come through to its own folder in it.
+    const cache_folder = engineOf(engine).caches ? cacheOf(this.#context.cache_folder, engine, engine_path) : null;
+    if (cache_folder !== null) await makeFolderOnce(this.#context.cache_folder, 0o711);
     const spec: WrittenShimSpec = {
       protocol: PROTOCOL,
       node,
@@ -283,6 +303,7 @@ export class Rank {
       engine_path,
       weights_path,
       folder: this.folder,
+      ...(cache_folder !== null && { cache_folder }),
       control_socket: sockets.control,
       engine_socket: sockets.engine,
       tls,

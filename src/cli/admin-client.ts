@@ -10,7 +10,14 @@ import type { NamedContext } from "./context.ts";
 export interface AdminClient {
   /** @throws OperatorError E_UNREACHABLE, E_TLS, E_NOT_ALLOWED, or what the server answers */
   get<S extends GenericSchema>(path: string, schema: S): Promise<InferOutput<S>>;
-  send<S extends GenericSchema>(method: "POST" | "DELETE", path: string, body: unknown, schema: S): Promise<InferOutput<S>>;
+  /** @param within_ms how long its answer may take, when longer than usual */
+  send<S extends GenericSchema>(
+    method: "POST" | "DELETE",
+    path: string,
+    body: unknown,
+    schema: S,
+    within_ms?: number,
+  ): Promise<InferOutput<S>>;
   /** An answer that is text, as it comes; it may go on without end. */
   text(path: string): Promise<ReadableStream<Uint8Array>>;
 }
@@ -78,7 +85,7 @@ async function askOne(dialer: Dialer, server: string, ask: Ask): Promise<Respons
     throw new OperatorError(
       "E_TIMEOUT",
       `${server} did not answer`,
-      `nothing came within ${ADMIN_ANSWER_MS / 1_000} s`,
+      `nothing came within ${(ask.deadline_ms ?? ADMIN_ANSWER_MS) / 1_000} s`,
       "see the server's log: journalctl -u llmgw-server",
     );
   } finally {
@@ -137,7 +144,7 @@ export async function makeAdminClient({ name, context }: NamedContext): Promise<
   };
   return {
     get: (path, schema) => document({ method: "GET", path, deadline_ms: ADMIN_ANSWER_MS }, schema),
-    send: (method, path, body, schema) => document({ method, path, body, deadline_ms: ADMIN_ANSWER_MS }, schema),
+    send: (method, path, body, schema, within_ms = ADMIN_ANSWER_MS) => document({ method, path, body, deadline_ms: within_ms }, schema),
     text: async (path) => {
       const { response } = await ask({ method: "GET", path, deadline_ms: null });
       return response.body ?? new Blob([]).stream();

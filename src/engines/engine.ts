@@ -3,6 +3,7 @@
  * `registry.ts`, the only file that knows them all. Everything here is pure: it builds commands and reads
  * answers, but starts nothing and opens no socket (the shim does).
  */
+import type { Args } from "../protocol/catalog.ts";
 import type { EngineKind } from "../protocol/ids.ts";
 import type { RankLaunch } from "../protocol/plan.ts";
 
@@ -115,8 +116,12 @@ export interface Engine {
   /** Whether its ranks may be on several nodes. */
   readonly gangs: boolean;
   readonly listens: Endpoint["kind"];
+  /** Whether it compiles while it runs, and keeps what it compiled in `cache`. */
+  readonly caches: boolean;
   /** Ports of loopback it needs besides the one it serves on. */
   readonly spare_ports: number;
+  /** `args` under which `command` gives flags that it gives under no others. */
+  readonly telling_args: readonly Args[];
   /** @throws OperatorError E_ENGINE when `args` hold what is llmgw's, or cannot be */
   command(input: LaunchInput): EngineCommand;
   /**

@@ -1,5 +1,7 @@
+import type { FlagFinding } from "../protocol/engine-check.ts";
 import type { EngineKind } from "../protocol/ids.ts";
-import { RENAMED } from "./renames.ts";
+import type { Flag } from "./engine.ts";
+import { renamed } from "./renames.ts";
 
 /** One option of an engine as its help documents it. */
 export interface HelpFlag {
@@ -24,21 +26,6 @@ export interface Help {
   /** Why it is not whole and what to do; "" when it is. */
   readonly reason: string;
   readonly flags: ReadonlyMap<string, HelpFlag>;
-}
-
-export type FlagVerdict = "accepted" | "deprecated" | "missing" | "removed" | "unproved" | "bad-value";
-
-export interface FlagFinding {
-  readonly flag: string;
-  readonly verdict: FlagVerdict;
-  /** Why, and what to use instead; "" for an accepted flag. */
-  readonly text: string;
-}
-
-/** A flag that a command would use: its name with dashes, its value or null. */
-export interface WantedFlag {
-  readonly flag: string;
-  readonly value: string | null;
 }
 
 /** Reads the output of an engine's `--help` (stdout and stderr may be mixed). */
@@ -121,6 +108,8 @@ function incompleteVllm(output: string, flags: ReadonlyMap<string, HelpFlag>): P
   if (output.includes("Config Groups:"))
     return { state: "none", reason: "this is vLLM's summary: give the output of vllm serve --help=all" };
   if (flags.size === 0) return { state: "none", reason: "the text lists no options: is this the output of vllm serve --help=all?" };
+  if (!/^(options|optional arguments):/m.test(output))
+    return { state: "cut", reason: "this is a part of vLLM's help, a group or a search: give the output of vllm serve --help=all" };
   if (!/^VllmConfig:/m.test(output) || !output.includes("When passing JSON CLI arguments")) {
     return {
       state: "cut",
@@ -149,21 +138,21 @@ function incompleteSglang(lines: readonly string[], flags: ReadonlyMap<string, H
 }
 
 /** Says of each flag that a command would use what this help proves. Order and number as given. */
-export function checkFlags(help: Help, wanted: readonly WantedFlag[]): FlagFinding[] {
-  return wanted.map((want) => checkFlag(help, want));
+export function checkFlags(help: Help, wanted: readonly Flag[]): FlagFinding[] {
+  return wanted.map(({ name, value }) => ({ flag: name, value, ...checkFlag(help, name, value) }));
 }
 
-function checkFlag(help: Help, { flag, value }: WantedFlag): FlagFinding {
+function checkFlag(help: Help, flag: string, value: string | null): Pick<FlagFinding, "verdict" | "text"> {
   const found = help.flags.get(flag) ?? (help.kind === "vllm" ? help.flags.get(flag.replaceAll("_", "-")) : undefined);
   if (!found) {
-    if (help.state !== "whole") return { flag, verdict: "unproved", text: `not in the text, which is not whole: ${help.reason}` };
-    return { flag, verdict: "missing", text: instead(help, flag) };
+    if (help.state !== "whole") return { verdict: "unproved", text: "not in this text, which is not whole" };
+    return { verdict: "missing", text: instead(help, flag) };
   }
-  if (found.state === "removed") return { flag, verdict: "removed", text: found.note };
+  if (found.state === "removed") return { verdict: "removed", text: found.note };
   const wrong = wrongValue(found, flag, value);
-  if (wrong) return { flag, verdict: "bad-value", text: wrong };
-  if (found.state === "deprecated") return { flag, verdict: "deprecated", text: found.note };
-  return { flag, verdict: "accepted", text: "" };
+  if (wrong) return { verdict: "bad-value", text: wrong };
+  if (found.state === "deprecated") return { verdict: "deprecated", text: found.note };
+  return { verdict: "accepted", text: "" };
 }
 
 function wrongValue(found: HelpFlag, flag: string, value: string | null): string | null {
@@ -177,8 +166,8 @@ function wrongValue(found: HelpFlag, flag: string, value: string | null): string
 }
 
 function instead(help: Help, flag: string): string {
-  const renamed = RENAMED[help.kind]?.[flag];
-  if (renamed) return renamed;
+  const known = renamed(help.kind, flag);
+  if (known !== undefined) return known;
   const near = nearest(
     flag,
     [...help.flags.keys()].filter((name) => name.startsWith("--")),

@@ -94,6 +94,8 @@ export const llamacpp: Engine = {
   gangs: false,
   listens: "socket",
   spare_ports: 0,
+  caches: false,
+  telling_args: [],
   command,
   probes: [HEALTH, NOT_A_ROUTER, SERVES_MODEL],
   vitals: { path: "/metrics", read: (metrics) => samplesOf(metrics, MOVING) },

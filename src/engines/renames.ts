@@ -4,7 +4,7 @@ import type { EngineKind } from "../protocol/ids.ts";
  * Flags that engines renamed or dropped and what to use now, as their own release notes and error texts say.
  * Only for the remedy in a message: whether a flag is there is read from the engine's own help.
  */
-export const RENAMED: Readonly<Partial<Record<EngineKind, Readonly<Record<string, string>>>>> = {
+const RENAMED: Readonly<Partial<Record<EngineKind, Readonly<Record<string, string>>>>> = {
   llamacpp: {
     "--mmap": "removed in 0.7.0: use --load-mode mmap",
     "--no-mmap": "removed in 0.7.0: use --load-mode none",
@@ -13,6 +13,7 @@ export const RENAMED: Readonly<Partial<Record<EngineKind, Readonly<Record<string
     "--load-mode": "this build is older than 0.7.0: use --mmap, --no-mmap or --mlock",
     "--draft-max": "renamed: use --spec-draft-n-max",
     "--draft-min": "renamed: use --spec-draft-n-min",
+    "--no-ui": "this build is older than May 2026, and calls it --no-webui: install a newer one",
     "--webui": "renamed: use --ui",
     "--no-webui": "renamed: use --no-ui",
     "--system-prompt-file": "removed: send a system message",
@@ -27,6 +28,8 @@ export const RENAMED: Readonly<Partial<Record<EngineKind, Readonly<Record<string
     "--use-v2-block-manager": "removed: leave it out",
     "--num-scheduler-steps": "removed: leave it out",
     "--device": "removed: the platform is found by itself",
+    "--shutdown-timeout": "this version is older than 0.18: install a newer one",
+    "--nnodes": "this version is older than 0.12 and knows several nodes by Ray alone: install a newer one",
   },
   sglang: {
     "--tp": "an abbreviation that may become ambiguous: use --tp-size",
@@ -37,3 +40,8 @@ export const RENAMED: Readonly<Partial<Record<EngineKind, Readonly<Record<string
     "--collect-tokens-histogram": "removed",
   },
 };
+
+/** What to use in the place of a flag that an engine renamed or dropped; undefined when nothing is known of it. */
+export function renamed(kind: EngineKind, name: string): string | undefined {
+  return RENAMED[kind]?.[name];
+}

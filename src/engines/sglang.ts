@@ -12,7 +12,7 @@ import { layoutOf, PYTHON_ENV, PYTHON_SCRUB, pythonEnv, type LayoutNames } from 
 const RULES: FlagRules = {
   parser: "argparse",
   keyed: { "--context-length": "context", "--max-running-requests": "parallel" },
-  whole: ["--dp-size", "--data-parallel-size"],
+  whole: ["--log-level"],
   owned: wordsOf(
     "--model-path --model --served-model-name --config --is-embedding --download-dir",
     "--host --port --fastapi-root-path --api-key --admin-api-key --grpc-mode --smg-grpc-mode",
@@ -118,6 +118,8 @@ export const sglang: Engine = {
   gangs: true,
   listens: "loopback",
   spare_ports: 2,
+  caches: true,
+  telling_args: [{ "tp-size": 8 }],
   command,
   probes: [
     { path: "/health", judge: (status) => (status === 200 ? "ready" : "loading") },

@@ -37,6 +37,8 @@ export const sim: Engine = {
   gangs: true,
   listens: "socket",
   spare_ports: 0,
+  caches: false,
+  telling_args: [],
   command,
   probes: [{ path: "/health", judge: (status) => (status === 200 ? "ready" : "loading") }, SERVES_MODEL],
   vitals: {

@@ -110,6 +110,8 @@ export const vllm: Engine = {
   gangs: true,
   listens: "socket",
   spare_ports: 0,
+  caches: true,
+  telling_args: [],
   command,
   probes: [{ path: "/health", judge: (status) => (status === 200 ? "ready" : "loading") }, SERVES_MODEL],
   vitals: {

@@ -15,6 +15,7 @@
  *   POST   /admin/v1/nodes/<id>/intent            NodeWish -> {}              cordon, drain, and back
  *   DELETE /admin/v1/nodes/<id>?force=1           {}                          out of the fleet, certificates refused
  *   GET    /admin/v1/nodes/<id>/drain             { items: DrainStep[] }      what a drain would do
+ *   POST   /admin/v1/nodes/<id>/engine-check      EngineCheckWish -> EngineCheck   may take minutes
  *   POST   /admin/v1/replicas/<id>/replace        ReplaceWish -> {}           another in its place, without an outage
  *   POST   /admin/v1/models/<name>/scale          ScaleWish -> {}             another number of replicas than the catalog's
  *   POST   /admin/v1/thaw                         {} -> {}                    vanished nodes are really gone
@@ -177,6 +178,8 @@ export const DrainStep = v.object({
 });
 export type DrainStep = v.InferOutput<typeof DrainStep>;
 export const DrainSteps = items(DrainStep);
+
+export const EngineCheckWish = v.strictObject({ engine: EngineKind });
 
 export const ReplaceWish = v.strictObject({ how: v.picklist(["restart", "move"]) });
 

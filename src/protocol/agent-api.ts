@@ -10,7 +10,8 @@
  * certificate's common name. An error is a WireError.
  */
 import * as v from "valibot";
-import { AttemptId, Bytes, Count, NodeId, ReplicaId, TimeMs } from "./ids.ts";
+import { EngineCheck } from "./engine-check.ts";
+import { AttemptId, Bytes, Count, EngineKind, NodeId, ReplicaId, TimeMs } from "./ids.ts";
 import { Inventory } from "./inventory.ts";
 import { NodePlan, PlanVersion, RankLaunch, Revocation } from "./plan.ts";
 
@@ -86,16 +87,21 @@ export type JoinAnswer = v.InferOutput<typeof JoinAnswer>;
 export const PollRequest = v.object({ session: v.string(), have: PlanVersion });
 export type PollRequest = v.InferOutput<typeof PollRequest>;
 
-/** A question of the server to a node, answered through `/agent/v1/results/<id>`. */
+/**
+ * A question of the server to a node, answered through `/agent/v1/results/<id>`. Nothing waits for it on the node: it is
+ * answered beside all else, or not at all once its deadline has passed.
+ */
 export const NodeRequest = v.variant("kind", [
   v.object({ kind: v.literal("log"), id: v.string(), deadline_ms: TimeMs, attempt: AttemptId, lines: Count }),
+  v.object({ kind: v.literal("engine-check"), id: v.string(), deadline_ms: TimeMs, engine: EngineKind }),
 ]);
 export type NodeRequest = v.InferOutput<typeof NodeRequest>;
 
 export const PollAnswer = v.object({
   /** Null when nothing newer than `have` exists. */
   plan: v.nullable(NodePlan),
-  requests: v.array(NodeRequest),
+  /** Each is read by itself: a newer server may ask what this agent does not know, and is told so. */
+  requests: v.array(v.looseObject({ kind: v.string(), id: v.string() })),
   revocations: v.array(Revocation),
   /** Paths of weights in the catalog: the node says in its inventory what it has there. */
   look_for: v.optional(v.array(v.string()), []),
@@ -120,6 +126,7 @@ export type ReportAnswer = v.InferOutput<typeof ReportAnswer>;
 
 export const ResultMessage = v.object({
   session: v.string(),
-  result: v.union([v.object({ lines: v.array(v.string()) }), v.object({ error: v.string() })]),
+  result: v.union([v.object({ lines: v.array(v.string()) }), v.object({ check: EngineCheck }), v.object({ error: v.string() })]),
 });
 export type ResultMessage = v.InferOutput<typeof ResultMessage>;
+export type NodeResult = ResultMessage["result"];

@@ -106,6 +106,8 @@ export const VITALS_INTERVAL_MS = 5_000;
 export const ENGINE_WORKS_SHARE = 0.2;
 /** An engine must print its help within this time: some import all of torch first. */
 export const ENGINE_HELP_MS = 180_000;
+/** A node must have checked an engine within this time: its version, its help, and a trial. */
+export const ENGINE_CHECK_MS = 270_000;
 /** Largest help text of an engine that is read. */
 export const ENGINE_HELP_BYTES = 4 * 1024 * 1024;
 /** Wait between two questions whether an engine is ready. */

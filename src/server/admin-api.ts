@@ -5,9 +5,9 @@ import type { Happening, Replica } from "../core/world.ts";
 import type { Log } from "../os/log.ts";
 import type { Dialer } from "../pki/dial.ts";
 import type { Peer } from "../pki/trust.ts";
-import { CreateKey, NodeWish, ReplaceWish, RevokeName, ScaleWish, type CreatedKey } from "../protocol/admin-api.ts";
+import { CreateKey, EngineCheckWish, NodeWish, ReplaceWish, RevokeName, ScaleWish, type CreatedKey } from "../protocol/admin-api.ts";
 import { messageOf, OperatorError } from "../protocol/errors.ts";
-import { LISTED_EVENTS_COUNT, LOG_TAIL_LINES_COUNT } from "../protocol/limits.ts";
+import { ENGINE_CHECK_MS, LISTED_EVENTS_COUNT, LOG_TAIL_LINES_COUNT, NODE_REQUEST_MS } from "../protocol/limits.ts";
 import { ATTEMPT_HEADER } from "../protocol/shim-api.ts";
 import type { Fleet } from "./fleet.ts";
 import { findRoute, goneSignal, readJson, sendJson, type Route } from "./http.ts";
@@ -79,6 +79,7 @@ export class AdminApi {
         path: "/admin/v1/nodes/:id/drain",
         run: async ({ response }, { id = "" }) => sendJson(response, { items: parts.operations.drainSteps(id) }),
       },
+      { method: "POST", path: "/admin/v1/nodes/:id/engine-check", run: (call, { id = "" }) => this.#checkEngine(call, id) },
       { method: "POST", path: "/admin/v1/replicas/:id/replace", run: (call, { id = "" }) => this.#replace(call, id) },
       { method: "POST", path: "/admin/v1/models/:id/scale", run: (call, { id = "" }) => this.#scale(call, id) },
       { method: "POST", path: "/admin/v1/thaw", run: (call) => this.#thaw(call) },
@@ -193,6 +194,19 @@ export class AdminApi {
     sendJson(response, {});
   }
 
+  /** Lets a node check one of its engines: as long as its slowest answer may take. */
+  async #checkEngine({ request, response }: Call, node: string): Promise<void> {
+    const { fleet, now } = this.#parts;
+    const { engine } = await readJson(request, EngineCheckWish, "the engine to check");
+    if (!fleet.nodes.has(node))
+      throw new OperatorError("E_NOT_FOUND", `there is no node "${node}"`, "no node of that name has joined", "llmgw ctl nodes");
+    const deadline_ms = now() + ENGINE_CHECK_MS;
+    const result = await fleet.ask(node, { kind: "engine-check", id: randomUUID(), deadline_ms, engine }, ENGINE_CHECK_MS);
+    if (!("check" in result))
+      throw new OperatorError("E_BAD_REQUEST", `node ${node} answered something else`, "it is no check", "update it");
+    sendJson(response, result.check);
+  }
+
   /** The log of a rank: from its shim's door while it lives, else what its node kept. */
   async #showLog({ response, query }: Call, id: string): Promise<void> {
     const { fleet, now } = this.#parts;
@@ -209,8 +223,10 @@ export class AdminApi {
       );
     const lines = Math.min(Math.floor(Number(query.get("lines") ?? 100)) || 0, LOG_TAIL_LINES_COUNT);
     if (await this.#fromDoor(response, placement, lines, query.get("follow") === "1")) return;
-    const request = { kind: "log" as const, id: randomUUID(), deadline_ms: now(), attempt: placement.launch.attempt, lines };
-    const text = (await fleet.ask(placement.node, request)).map((line) => `${line}\n`).join("");
+    const deadline_ms = now() + NODE_REQUEST_MS;
+    const request = { kind: "log" as const, id: randomUUID(), deadline_ms, attempt: placement.launch.attempt, lines };
+    const result = await fleet.ask(placement.node, request, NODE_REQUEST_MS);
+    const text = "lines" in result ? result.lines.map((line) => `${line}\n`).join("") : "";
     response.writeHead(200, { "content-type": "text/plain; charset=utf-8" }).end(text);
   }
 

@@ -3,18 +3,11 @@ import { nextParts, type PlanParts } from "../core/plan-parts.ts";
 import type { Happening, NodeSeen, Replica } from "../core/world.ts";
 import { Waiters } from "../os/wakeup.ts";
 import type { Refusal } from "../protocol/admin-api.ts";
-import type { NodeRequest, RankStatus, ResultMessage } from "../protocol/agent-api.ts";
+import type { NodeRequest, NodeResult, RankStatus } from "../protocol/agent-api.ts";
 import type { ModelSpec, SizedModel } from "../protocol/catalog.ts";
 import { OperatorError } from "../protocol/errors.ts";
 import type { ModelName, NodeId, ReplicaId } from "../protocol/ids.ts";
-import {
-  BLOCKING_QUERY_MS,
-  GATHER_MS,
-  GATHER_QUIET_MS,
-  NODE_LOST_AFTER_MS,
-  NODE_REQUEST_MS,
-  NODE_SUSPECT_AFTER_MS,
-} from "../protocol/limits.ts";
+import { BLOCKING_QUERY_MS, GATHER_MS, GATHER_QUIET_MS, NODE_LOST_AFTER_MS, NODE_SUSPECT_AFTER_MS } from "../protocol/limits.ts";
 import type { ModelShape } from "../protocol/model-shape.ts";
 import { comparePlanVersions, type NodePlan, type PlanVersion, type RankLaunch, type Revocation } from "../protocol/plan.ts";
 import { pathsOf, sourcesKept, wantedModels } from "./models.ts";
@@ -77,7 +70,7 @@ export class Fleet {
   #last_join_ms = 0;
   readonly #waiting = new Map<NodeId, Waiters>();
   readonly #requests = new Map<NodeId, NodeRequest[]>();
-  readonly #answers = new Map<string, { readonly node: NodeId; readonly resolve: (result: ResultMessage["result"]) => void }>();
+  readonly #answers = new Map<string, { readonly node: NodeId; readonly resolve: (result: NodeResult) => void }>();
   readonly #told = new Map<NodeId, NodeSeen["state"]>();
 
   constructor(version: PlanVersion, started_ms: number) {
@@ -184,12 +177,16 @@ export class Fleet {
     return requests;
   }
 
-  /** Asks a node something through its agent. @throws OperatorError E_UNREACHABLE, E_TIMEOUT, E_NOT_FOUND */
-  async ask(node: NodeId, request: NodeRequest): Promise<readonly string[]> {
+  /**
+   * Asks a node something through its agent.
+   * @param within_ms how long its answer may take
+   * @throws OperatorError E_UNREACHABLE, E_TIMEOUT, E_NOT_FOUND when the node cannot say
+   */
+  async ask(node: NodeId, request: NodeRequest, within_ms: number): Promise<Exclude<NodeResult, { error: string }>> {
     if (!this.nodes.get(node)?.session)
       throw new OperatorError("E_UNREACHABLE", `cannot ask node ${node}`, "its agent is not connected", "see llmgw ctl nodes");
-    const answered = Promise.withResolvers<ResultMessage["result"] | null>();
-    const late = setTimeout(() => answered.resolve(null), NODE_REQUEST_MS);
+    const answered = Promise.withResolvers<NodeResult | null>();
+    const late = setTimeout(() => answered.resolve(null), within_ms);
     this.#answers.set(request.id, { node, resolve: answered.resolve });
     this.#requests.set(node, [...(this.#requests.get(node) ?? []), request]);
     this.wake(node);
@@ -201,15 +198,15 @@ export class Fleet {
       (this.#requests.get(node) ?? []).filter(({ id }) => id !== request.id),
     );
     if (result === null) {
-      const why = `no answer within ${NODE_REQUEST_MS / 1_000} s`;
+      const why = `no answer within ${within_ms / 1_000} s`;
       throw new OperatorError("E_TIMEOUT", `node ${node} did not answer`, why, "see llmgw ctl nodes");
     }
     if ("error" in result) throw new OperatorError("E_NOT_FOUND", `node ${node} cannot say`, result.error, "see llmgw ctl events");
-    return result.lines;
+    return result;
   }
 
   /** Takes an answer; one nobody waits for, or of a node that was not asked, changes nothing. */
-  answer(node: NodeId, id: string, result: ResultMessage["result"]): void {
+  answer(node: NodeId, id: string, result: NodeResult): void {
     const asked = this.#answers.get(id);
     if (asked?.node === node) asked.resolve(result);
   }

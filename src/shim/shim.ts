@@ -165,7 +165,8 @@ class Shim {
     // The engine's own places: to work in, for its socket, for what it compiles, so that it can write to no other.
     const work = join(folder, "work");
     const cache = this.#spec.cache_folder ?? join(folder, "cache");
-    for (const path of [work, join(work, "tmp"), cache, dirname(engine_socket)]) await makeFolderFor(path, user);
+    const places = [work, join(work, "tmp"), ...(this.#engine.caches ? [cache] : []), dirname(engine_socket)];
+    for (const path of places) await makeFolderFor(path, user);
     const program: readonly [string, ...string[]] = engine_path === "" ? ownProgram() : [engine_path];
     const endpoint = await endpointFor(this.#engine, launch, engine_socket);
     this.#link = new EngineLink(endpoint);

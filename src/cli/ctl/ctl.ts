@@ -16,6 +16,7 @@ export const ctlCommands = group({
     lazy("logs", async () => (await import("./logs.ts")).logsCommand),
     lazy("keys", async () => (await import("./keys.ts")).keysCommand),
     lazy("key", async () => (await import("./keys.ts")).keyCommands),
+    lazy("engine-check", async () => (await import("./engine-check.ts")).engineCheckCommand),
     lazy("wait", async () => (await import("./wait.ts")).waitCommand),
     lazy("why", async () => (await import("./why.ts")).whyCommand),
     lazy("plan", async () => (await import("./why.ts")).planCommand),

@@ -4,7 +4,7 @@ import { join } from "node:path";
 import { runAgent, stopAll } from "../../../src/agent/agent.ts";
 import { isAlive, signalProcess } from "../../../src/os/process.ts";
 import { makeDialer } from "../../../src/pki/dial.ts";
-import type { RankStatus } from "../../../src/protocol/agent-api.ts";
+import type { NodeRequest, RankStatus } from "../../../src/protocol/agent-api.ts";
 import type { OperatorError } from "../../../src/protocol/errors.ts";
 import type { RankLaunch } from "../../../src/protocol/plan.ts";
 import { testAuthority } from "../pki/authority-for-tests.ts";
@@ -61,6 +61,11 @@ describe("an agent", () => {
       const said = await server.request({ ...ask, id: "one", attempt: launch.attempt });
       expect(said).toMatchObject({ lines: [expect.any(String), expect.any(String)] });
       expect(await server.request({ ...ask, id: "two", attempt: "0".repeat(16) })).toHaveProperty("error");
+      const check = { kind: "engine-check", deadline_ms: Date.now() + 5_000 } as const;
+      expect(await server.request({ ...check, id: "four", engine: "vllm" })).toEqual({ error: "it has no vllm" });
+      expect(await server.request({ ...check, id: "five", engine: "sim" })).toHaveProperty("error");
+      const newer = { kind: "dance", id: "six", deadline_ms: 0 } as unknown as NodeRequest;
+      expect(await server.request(newer)).toEqual({ error: expect.stringContaining('does not know "dance"') });
 
       server.plan([]);
       const { exit } = await server.sees(launch.attempt, "the end", isPhase("exited"));

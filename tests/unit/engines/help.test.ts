@@ -126,13 +126,13 @@ describe("checkFlags", () => {
     [sglang, "--disable-cuda-graph", null, "deprecated"],
     [sglang, "--tensor-parallel-size", "2", "accepted"],
   ] as const)("%# %s %s: %s", (help, flag, value, verdict) => {
-    const [finding] = checkFlags(help, [{ flag, value }]);
+    const [finding] = checkFlags(help, [{ name: flag, value }]);
     expect(finding?.verdict).toBe(verdict);
     expect(finding?.text === "").toBe(verdict === "accepted");
   });
 
   test("a renamed flag is answered with its new name, an unknown one with the nearest", () => {
-    const text = (flag: string) => checkFlags(llamacpp, [{ flag, value: null }])[0]?.text;
+    const text = (flag: string) => checkFlags(llamacpp, [{ name: flag, value: null }])[0]?.text;
     expect(text("--no-mmap")).toContain("--load-mode none");
     expect(text("--loading-mode")).toContain("--load-mode");
   });

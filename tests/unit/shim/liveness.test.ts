@@ -1,7 +1,7 @@
 import { describe, expect, test } from "bun:test";
 import { afterLook, alive, type Look } from "../../../src/shim/liveness.ts";
 
-/** How long an engine stood still in the end, in seconds: looks five seconds apart, each `owed mark`, `busy` after it for a look at work. */
+/** How long an engine stood still in the end, in seconds. Looks are five seconds apart: `owed mark`, and `busy` for one at work. */
 function stillAfter(...looks: readonly string[]): number {
   let state = alive(0);
   for (const [index, text] of looks.entries()) {

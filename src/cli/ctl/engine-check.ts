@@ -1,0 +1,153 @@
+import { readdir } from "node:fs/promises";
+import { join, resolve } from "node:path";
+import { EngineQuestions } from "../../agent/engine-questions.ts";
+import { checkHelp } from "../../engines/check.ts";
+import { engineOf } from "../../engines/registry.ts";
+import { readConfigText, parseYaml } from "../../os/yaml.ts";
+import { AgentConfig } from "../../protocol/config.ts";
+import { EngineCheck } from "../../protocol/engine-check.ts";
+import type { FlagFinding, FlagVerdict } from "../../protocol/engine-check.ts";
+import { messageOf, OperatorError } from "../../protocol/errors.ts";
+import { ENGINE_CHECK_MS, ENGINE_HELP_BYTES } from "../../protocol/limits.ts";
+import { command } from "../frame.ts";
+import { documentText, printable, table } from "../output.ts";
+import type { Io } from "../spec.ts";
+import { usageError } from "../parse.ts";
+import { reach, reachFlags } from "./reach.ts";
+
+const PATH = "llmgw ctl engine-check";
+const CHECKED = ["llamacpp", "vllm", "sglang"] as const;
+type Checked = (typeof CHECKED)[number];
+
+/** Worst first. */
+const ORDER: readonly FlagVerdict[] = ["missing", "removed", "bad-value", "unproved", "deprecated", "accepted"];
+
+/** The program an installed engine of a version has, in its folder. */
+const PROGRAMS: Readonly<Record<Checked, RegExp>> = {
+  llamacpp: /(^|\/)llama-server$/,
+  vllm: /(^|\/)bin\/vllm$/,
+  sglang: /(^|\/)bin\/python3?$/,
+};
+
+/** The engine's program on this machine, as its agent would find it: by path, else the newest installed. */
+async function programHere(kind: Checked): Promise<string> {
+  const config = await agentConfig();
+  if (kind === "llamacpp" && config.llamacpp_bin !== undefined) return config.llamacpp_bin;
+  const folder = join(config.state ?? "/var/lib/llmgw", "engines", kind);
+  const versions = (await readdir(folder).catch(() => [])).sort((a, b) => b.localeCompare(a, undefined, { numeric: true }));
+  for (const version of versions) {
+    const files = await readdir(join(folder, version), { recursive: true }).catch(() => []);
+    const found = files.filter((file) => PROGRAMS[kind].test(file)).sort((a, b) => a.length - b.length)[0];
+    if (found !== undefined) return join(folder, version, found);
+  }
+  const why = `neither /etc/llmgw/agent.yaml names one, nor is one in ${folder}`;
+  throw new OperatorError("E_NOT_FOUND", `there is no ${kind} on this machine`, why, `${PATH} ${kind} --bin PATH, or --node NODE`);
+}
+
+async function agentConfig(): Promise<Partial<AgentConfig>> {
+  const path = "/etc/llmgw/agent.yaml";
+  try {
+    return (await Bun.file(path).exists())
+      ? parseYaml(await readConfigText(path, path), path, AgentConfig, "the agent's configuration")
+      : {};
+  } catch (error) {
+    // An ordinary user may not be allowed to read it.
+    if (error instanceof OperatorError && error.code === "E_FILE") return {};
+    throw error;
+  }
+}
+
+async function textOf(file: string, io: Io): Promise<string> {
+  const source = file === "-" ? Bun.stdin : Bun.file(resolve(io.cwd, file));
+  let text: string;
+  try {
+    text = await source.text();
+  } catch (error) {
+    throw new OperatorError("E_USAGE", `cannot read ${file}`, messageOf(error), "llama-server --help > FILE 2>&1");
+  }
+  if (text.length <= ENGINE_HELP_BYTES) return text;
+  throw new OperatorError("E_USAGE", `${file} is too long`, `a help text has at most ${ENGINE_HELP_BYTES} bytes`, "is it the right file?");
+}
+
+/** The lines for people: what was asked, what speaks against the whole, then each flag that is not simply taken, or all of them. */
+export function checkLines(check: EngineCheck, all: boolean): string[] {
+  const { engine, subject, version, help, warnings, flags, trial, passed } = check;
+  const shown = flags.filter(({ verdict }) => all || (verdict !== "accepted" && !(help === "none" && verdict === "unproved")));
+  const sorted = ORDER.flatMap((verdict) => shown.filter((finding) => finding.verdict === verdict));
+  const columns = [
+    { title: "FLAG", cell: ({ flag }: FlagFinding) => flag },
+    { title: "VALUE", cell: ({ value }: FlagFinding) => value },
+    { title: "VERDICT", cell: ({ verdict }: FlagFinding) => verdict },
+    { title: "WHY", cell: ({ text }: FlagFinding) => text },
+  ];
+  const counts = ORDER.flatMap((verdict) => {
+    const count = flags.filter((finding) => finding.verdict === verdict).length;
+    return count === 0 ? [] : [`${count} ${verdict}`];
+  });
+  const said = trial === null ? "" : trial === "" ? "; it took the whole command" : "; it refused the whole command";
+  return [
+    `${engine}${version === null ? "" : ` ${version}`}, ${printable(subject)}`,
+    ...warnings.map((warning) => `warning: ${printable(warning)}`),
+    ...(trial ? [`it says: ${printable(trial)}`] : []),
+    ...(sorted.length === 0 ? [] : table(columns, sorted)),
+    `${passed ? "passed" : "failed"}: of ${flags.length} flags ${counts.join(", ")}${said}`,
+  ];
+}
+
+export const engineCheckCommand = command({
+  name: "engine-check",
+  about: "Checks that an engine takes every flag llmgw would ever give it",
+  examples: [
+    "llmgw ctl engine-check llamacpp",
+    "llmgw ctl engine-check llamacpp --bin /opt/llama.cpp/llama-server",
+    "llmgw ctl engine-check vllm --node gpu-07 -o json",
+    "vllm serve --help=all | llmgw ctl engine-check vllm --help-file -",
+  ],
+  flags: {
+    ...reachFlags,
+    "help-output": { type: "string", value: "TEXT", about: "what the engine printed for --help (vLLM: --help=all)" },
+    "help-file": { type: "string", value: "FILE", about: "a file that holds it; - for stdin" },
+    bin: { type: "string", value: "PATH", about: "the program to ask: llama-server, vllm, or the Python that has SGLang" },
+    node: { type: "string", value: "NODE", about: "let this node ask the engine it uses" },
+    output: {
+      type: "string",
+      short: "o",
+      value: "FORM",
+      choices: ["table", "wide", "json", "yaml"],
+      default: "table",
+      about: "form of the answer",
+    },
+  },
+  args: [{ name: "ENGINE", about: "llamacpp, vllm or sglang", choices: CHECKED }],
+  run: async ({ flags, args, io }) => {
+    const sources = (["help-output", "help-file", "bin", "node"] as const).filter((name) => flags[name] !== undefined);
+    if (sources.length > 1) throw usageError(PATH, `--${sources.join(" and --")} exclude each other`, "one engine is checked at a time");
+    const check = await checkFrom(args.ENGINE, flags, io);
+    if (flags.output === "json" || flags.output === "yaml") io.out(documentText(flags.output, check));
+    else io.out(checkLines(check, flags.output === "wide").join("\n"));
+    return check.passed ? 0 : 1;
+  },
+});
+
+interface Sources {
+  readonly "help-output": string | undefined;
+  readonly "help-file": string | undefined;
+  readonly bin: string | undefined;
+  readonly node: string | undefined;
+  readonly context: string | undefined;
+  readonly config: string | undefined;
+}
+
+async function checkFrom(kind: Checked, flags: Sources, io: Io): Promise<EngineCheck> {
+  const { "help-output": text, "help-file": file, bin, node } = flags;
+  const given = (output: string, subject: string) => checkHelp(engineOf(kind), output, { subject, version: null, trial: null });
+  if (text !== undefined) return given(text, "the given text");
+  if (file !== undefined) return given(await textOf(file, io), file === "-" ? "the given text" : file);
+  if (node !== undefined) {
+    const client = await reach(flags, io);
+    const path = `/admin/v1/nodes/${encodeURIComponent(node)}/engine-check`;
+    return client.send("POST", path, { engine: kind }, EngineCheck, ENGINE_CHECK_MS);
+  }
+  const program = bin === undefined ? await programHere(kind) : resolve(io.cwd, bin);
+  return new EngineQuestions({ engine_user: null, folder: null }).check(kind, program);
+}
