@@ -90,7 +90,7 @@ function lease(
     const door = launchOn(replica, room, withRow(rooms, address, ports), start_ms, attempt());
     const launch: RankLaunch = { ...door, rank, ranks: chosen.length, gang };
     takePort(rooms, launch);
-    hold(room, launch, { memory: memoryNeed(replica.spec), resident: false, fetching: true });
+    hold(rooms, room, launch, { memory: memoryNeed(replica.spec), resident: false, fetching: true });
     return { node: id, launch };
   });
 }

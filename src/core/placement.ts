@@ -1,3 +1,4 @@
+import TinyQueue from "tinyqueue";
 import type { Refusal } from "../protocol/admin-api.ts";
 import type { SizedModel } from "../protocol/catalog.ts";
 import { FIRST_LEASED_PORT } from "../protocol/ids.ts";
@@ -5,7 +6,7 @@ import type { Gpu } from "../protocol/inventory.ts";
 import type { AttemptId, NodeId } from "../protocol/ids.ts";
 import type { RankLaunch } from "../protocol/plan.ts";
 import { freePort, hold, takePort } from "./room.ts";
-import type { Judged, Room, Rooms } from "./room.ts";
+import type { Judged, Ranking, Room, Rooms } from "./room.ts";
 import { inGiB, memoryNeed, memoryOf } from "./memory.ts";
 import { specKey } from "./spec.ts";
 import type { NodeSeen, Placement, Replica } from "./world.ts";
@@ -129,24 +130,45 @@ function score(room: Room, spec: SizedModel): readonly number[] {
   ];
 }
 
-/** All rooms with what they are worth to replicas of a model; only those that changed are judged again. */
-function judge(spec: SizedModel, rooms: Rooms): Judged[] {
-  const key = `${spec.name}\n${specKey(spec)}`;
-  let judged = rooms.judged.get(key);
-  if (!judged) rooms.judged.set(key, (judged = [...rooms.by_node.values()].map((room) => ({ room, revision: -1, score: null }))));
-  for (const [index, { room, revision }] of judged.entries()) {
-    if (revision === room.revision) continue;
-    judged[index] = { room, revision: room.revision, score: refusalOf(room, spec, rooms) ? null : score(room, spec) };
-  }
-  return judged;
+/** What a room is worth to a kind of replica; null when it may not take one. */
+function judge(room: Room, spec: SizedModel, rooms: Rooms): Judged | null {
+  return refusalOf(room, spec, rooms) ? null : { room, revision: room.revision, score: score(room, spec) };
 }
 
-function isBetter(a: readonly number[], b: readonly number[]): boolean {
-  for (let i = 0; i < a.length; i++) {
-    const difference = (a[i] ?? 0) - (b[i] ?? 0);
-    if (difference !== 0) return difference < 0;
+/** All rooms in order of their worth to replicas of a model; only those that changed are judged again. */
+function rankingOf(spec: SizedModel, rooms: Rooms): Ranking {
+  const { system, per_gpu } = memoryOf(spec);
+  const key = `${spec.name}\n${specKey(spec)}\n${system} ${per_gpu}`;
+  let ranking = rooms.rankings.get(key);
+  if (!ranking) {
+    const judged = [...rooms.by_node.values()].map((room) => judge(room, spec, rooms)).filter((each) => each !== null);
+    ranking = { queue: new TinyQueue(judged, byWorth), taken_in: rooms.touched.length };
+    rooms.rankings.set(key, ranking);
   }
-  return false;
+  for (; ranking.taken_in < rooms.touched.length; ranking.taken_in++) {
+    const room = rooms.touched[ranking.taken_in];
+    const judged = room && judge(room, spec, rooms);
+    if (judged) ranking.queue.push(judged);
+  }
+  return ranking;
+}
+
+/** The best that is not out of date, taken out of the queue; null when there is none. */
+function takeBest({ queue }: Ranking): Judged | null {
+  for (;;) {
+    const best = queue.pop();
+    if (!best) return null;
+    if (best.revision === best.room.revision) return best;
+  }
+}
+
+/** Best first; the node's name decides at last. */
+function byWorth(a: Judged, b: Judged): number {
+  for (let i = 0; i < a.score.length; i++) {
+    const difference = (a.score[i] ?? 0) - (b.score[i] ?? 0);
+    if (difference !== 0) return difference;
+  }
+  return a.room.node.id < b.room.node.id ? -1 : 1;
 }
 
 /** A place for a replica, or why no node can take it. */
@@ -168,25 +190,20 @@ export function place(replica: Replica, rooms: Rooms, start_ms: number, attempt:
 
 /** The best room for a replica of one rank: not where it just failed to start, if there is another. */
 function bestFor(replica: Replica, rooms: Rooms): Room | null {
-  let best: Judged | null = null;
-  let last: Room | null = null;
-  for (const each of judge(replica.spec, rooms)) {
-    if (each.score === null) continue;
-    if (each.room.node.id === replica.avoid) last = each.room;
-    else if (!best || isBetterJudged(each, best)) best = each;
-  }
-  return best?.room ?? last;
+  const ranking = rankingOf(replica.spec, rooms);
+  const best = takeBest(ranking);
+  if (!best) return null;
+  const other = best.room.node.id === replica.avoid ? takeBest(ranking) : null;
+  // Whether one is taken now or not, it stays where the next replica looks for it.
+  for (const judged of [best, other]) if (judged) ranking.queue.push(judged);
+  return (other ?? best).room;
 }
 
-function isBetterJudged(a: Judged, b: Judged): boolean {
-  const [x, y] = [a.score ?? [], b.score ?? []];
-  return isBetter(x, y) || (!isBetter(y, x) && a.room.node.id < b.room.node.id);
-}
-
-/** Whether `a` is a better place than `b` for a rank of this replica. The node's name decides at last. */
+/** Whether `a` is a better place than `b` for a rank of this replica. */
 export function isBetterRoom(a: Room, b: Room, { spec, avoid }: Replica): boolean {
   if ((a.node.id === avoid) !== (b.node.id === avoid)) return b.node.id === avoid;
-  return isBetterJudged({ room: a, revision: 0, score: score(a, spec) }, { room: b, revision: 0, score: score(b, spec) });
+  const judged = (room: Room): Judged => ({ room, revision: room.revision, score: score(room, spec) });
+  return byWorth(judged(a), judged(b)) < 0;
 }
 
 /** Places a replica whose port was taken on the same node again, or null when it has no room any more. */
@@ -198,7 +215,7 @@ export function placeAgainOn(node: NodeId, replica: Replica, rooms: Rooms, start
 function lease(replica: Replica, room: Room, rooms: Rooms, start_ms: number, attempt: () => AttemptId): Placement {
   const launch = launchOn(replica, room, rooms, start_ms, attempt());
   takePort(rooms, launch);
-  hold(room, launch, { memory: memoryNeed(replica.spec), resident: false, fetching: true });
+  hold(rooms, room, launch, { memory: memoryNeed(replica.spec), resident: false, fetching: true });
   return { node: room.node.id, launch };
 }
 

@@ -1,3 +1,4 @@
+import type TinyQueue from "tinyqueue";
 import type { AttemptId, NodeId } from "../protocol/ids.ts";
 import { FIRST_LEASED_PORT, LAST_LEASED_PORT } from "../protocol/ids.ts";
 import type { Gpu } from "../protocol/inventory.ts";
@@ -39,16 +40,25 @@ export interface Rooms {
   readonly fabrics: Fabrics;
   /** Sources whose weights are just being measured. */
   readonly measuring: ReadonlySet<string>;
-  /** What was found out about each room for each kind of replica; `placement.ts` keeps it. */
-  readonly judged: Map<string, Judged[]>;
+  /** Every room that something was taken out of, in that order, once for each time. */
+  readonly touched: Room[];
+  /** The rooms in order of their worth, for each kind of replica; `placement.ts` keeps it. */
+  readonly rankings: Map<string, Ranking>;
 }
 
 /** What a room is worth to a kind of replica, as of one of its revisions. */
 export interface Judged {
   readonly room: Room;
   readonly revision: number;
-  /** Null when it may not be used. */
-  readonly score: readonly number[] | null;
+  readonly score: readonly number[];
+}
+
+/** All rooms that may take a kind of replica, best first. */
+export interface Ranking {
+  /** Some are out of date: the room has changed since, and is in it again. */
+  readonly queue: TinyQueue<Judged>;
+  /** How much of `touched` it has taken in. */
+  taken_in: number;
 }
 
 /** Measures what is left for new replicas: what is there, less what planned and running attempts hold. */
@@ -58,7 +68,8 @@ export function measure(world: World, replicas: readonly Replica[], now_ms: numb
     ports: new Map(),
     fabrics: world.fabrics,
     measuring: world.measuring,
-    judged: new Map(),
+    touched: [],
+    rankings: new Map(),
   };
   for (const replica of replicas) {
     if (!runs(replica) && replica.state !== "stopping") continue;
@@ -67,7 +78,7 @@ export function measure(world: World, replicas: readonly Replica[], now_ms: numb
       // A node that was forgotten still keeps its ports: another node may share its address.
       takePort(rooms, launch);
       const room = rooms.by_node.get(node);
-      if (room) hold(room, launch, { memory: memoryNeed(replica.spec), resident, fetching: replica.state === "fetching" });
+      if (room) hold(rooms, room, launch, { memory: memoryNeed(replica.spec), resident, fetching: replica.state === "fetching" });
     }
   }
   for (const room of rooms.by_node.values()) holdObserved(rooms, room);
@@ -79,7 +90,7 @@ function holdObserved(rooms: Rooms, room: Room): void {
   for (const rank of room.node.ranks ?? []) {
     if (rank.phase === "exited" || room.holders.has(rank.attempt)) continue;
     takePort(rooms, rank.launch);
-    hold(room, rank.launch, { memory: memoryNeed(specOfLaunch(rank.launch)), resident: true, fetching: false });
+    hold(rooms, room, rank.launch, { memory: memoryNeed(specOfLaunch(rank.launch)), resident: true, fetching: false });
   }
 }
 
@@ -108,8 +119,14 @@ function emptyRoom(node: NodeSeen): Room {
 }
 
 /** Takes what one rank needs out of a node's room. */
-export function hold(room: Room, launch: RankLaunch, use: { memory: number; resident: boolean; fetching: boolean }): void {
+export function hold(
+  rooms: Rooms,
+  room: Room,
+  launch: RankLaunch,
+  use: { readonly memory: number; readonly resident: boolean; readonly fetching: boolean },
+): void {
   room.revision++;
+  rooms.touched.push(room);
   room.holders.add(launch.attempt);
   if (launch.gpus.length > 0) {
     for (const uuid of launch.gpus) room.held_gpus.add(uuid);
