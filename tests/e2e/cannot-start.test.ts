@@ -68,7 +68,8 @@ tested.each([
     expect(replica.last_lines.join("\n")).toMatch(words);
     expect(replica.reason).not.toBe("");
     expect(replica.next_try_ms).not.toBeNull();
-    expect((await fleet.must("ctl", "logs", replica.id)).out).toMatch(words);
+    // The log is that of the newest try, which may only just have begun.
+    await fleet.waitFor("the engine's words in its log", async () => words.test((await fleet.must("ctl", "logs", replica.id)).out));
     expect((await fleet.events()).some(({ subject, level }) => subject === `replica/${replica.id}` && level !== "info")).toBe(true);
     expect((await fleet.status()).warnings.some(({ subject }) => subject.includes(model))).toBe(true);
   },
