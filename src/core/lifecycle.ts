@@ -20,6 +20,18 @@ export function backoff_ms(failures: number, policy: Policy): number {
   return Math.min(policy.backoff_max_ms, policy.backoff_first_ms * 2 ** Math.min(failures - 1, 30));
 }
 
+/**
+ * When a state that is to pass is given up, unless the replica gets on before; null for a state that may last. In `stopping`
+ * it waits for its nodes however long that takes: what it holds is not free before.
+ */
+export function deadlineOf({ state, since_ms, progress, taken_up }: Replica, policy: Policy): number | null {
+  const moved_ms = progress?.at_ms ?? since_ms;
+  if (state === "draining") return since_ms + policy.drain_requests_ms;
+  if (state !== "fetching" && state !== "starting") return null;
+  if (!taken_up) return since_ms + policy.take_up_ms;
+  return moved_ms + (state === "fetching" ? policy.fetch_stall_ms : policy.start_ms) + policy.margin_ms;
+}
+
 const still = (replica: Replica): Step => ({ replica, events: [] });
 
 function event(level: Happening["level"], kind: string, replica: Replica, text: string): Happening {
@@ -96,7 +108,7 @@ function stepDraining(replica: Replica, seen: Observation, policy: Policy, now_m
   if (ended(replica, seen, policy)) return gone(replica, now_ms);
   const for_ms = now_ms - replica.since_ms;
   const idle = for_ms >= policy.drain_settle_ms && seen.in_flight === 0;
-  if (!idle && for_ms < policy.drain_requests_ms) return still(replica);
+  if (!idle && now_ms < (deadlineOf(replica, policy) ?? 0)) return still(replica);
   const text = idle
     ? replica.reason
     : `${replica.reason}; ${seen.in_flight ?? "unknown"} requests in flight were given ${seconds(for_ms)} to end`;
@@ -155,9 +167,8 @@ function loading(replica: Replica, known: readonly RankStatus[], policy: Policy,
   // Kept roughly: a reading a second is not worth a write a second.
   const rough = policy.margin_ms / 2;
   const next = done > (replica.progress?.done ?? 0) && now_ms - last >= rough ? { ...replica, progress: { done, at_ms: now_ms } } : replica;
-  const allowed_ms = (state === "fetching" ? policy.fetch_stall_ms : policy.start_ms) + policy.margin_ms;
+  if (now_ms < (deadlineOf(next, policy) ?? 0)) return still(next);
   const still_ms = now_ms - (next.progress?.at_ms ?? next.since_ms);
-  if (still_ms < allowed_ms) return still(next);
   const node = replica.placements[known.findIndex((status) => status.phase !== "ready")]?.node ?? "";
   return failWith(replica, node, `${state} without progress for ${seconds(still_ms)} on ${node}`, [], policy, now_ms);
 }

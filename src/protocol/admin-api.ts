@@ -106,6 +106,8 @@ export const ReplicaView = v.object({
   reason: v.string(),
   failures: v.number(),
   next_try_ms: v.nullable(v.number()),
+  /** When its state is given up unless it gets on; null for a state that may last. */
+  deadline_ms: v.nullable(v.number()),
   ranks: v.array(
     v.object({
       rank: v.number(),

@@ -1,3 +1,4 @@
+import { deadlineOf } from "../core/lifecycle.ts";
 import { memoryOf } from "../core/memory.ts";
 import { certificateReason, reasonNow, reasonOfModel, serves } from "../core/reasons.ts";
 import type { Replica } from "../core/world.ts";
@@ -105,6 +106,7 @@ export function replicaViews(fleet: Fleet, in_flight: ReadonlyMap<string, number
       reason: reasonNow(replica, nodes),
       failures: replica.failures,
       next_try_ms: replica.next_try_ms,
+      deadline_ms: deadlineOf(replica, DEFAULT_POLICY),
       ranks,
       memory: memoryOf(replica.spec),
       refusals: [...(fleet.refusals.get(replica.id) ?? [])],

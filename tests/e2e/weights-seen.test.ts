@@ -42,6 +42,7 @@ beforeAll(async () => {
     { name: "here", engine: "llamacpp", source: join(folder, "here.gguf"), context: 512 },
     { name: "there", engine: "llamacpp", source: `http://127.0.0.1:${web.port}/there.gguf`, context: 512 },
     { name: "wide", engine: "llamacpp", source: join(folder, "here.gguf"), context: 2_000_000_000 },
+    { name: "slow", engine: "sim", args: { "load-ms": 300_000 } },
     { name: "nowhere", engine: "llamacpp", source: join(folder, "nowhere.gguf"), context: 512 },
   ]);
 }, TEST_MS);
@@ -76,6 +77,19 @@ tested(
   () => {
     expect(asked[0]).toBe("bytes=0-1048575");
     expect(asked.filter((range) => range === "whole")).toHaveLength(1);
+  },
+  TEST_MS,
+);
+
+tested(
+  "a start that is under way says when it is given up",
+  async () => {
+    await fleet.waitFor("it to start", async () =>
+      (await fleet.replicas()).some((each) => each.model === "slow" && each.state === "starting"),
+    );
+    expect((await fleet.must("ctl", "why", "model/slow")).out).toMatch(
+      /is starting for .*\n.*loading.*\n +given up, unless it gets on, in 1\d?m/,
+    );
   },
   TEST_MS,
 );

@@ -39,6 +39,10 @@ function replicaLines(replica: ReplicaView, now_ms: number): string[] {
   if (replica.reason !== "") lines.push(`  ${replica.reason}`);
   if (replica.failures > 0) lines.push(`  it failed ${replica.failures} times in a row`);
   if (replica.next_try_ms !== null && replica.next_try_ms > now_ms) lines.push(`  next try in ${span(replica.next_try_ms - now_ms)}`);
+  if (replica.deadline_ms !== null && replica.deadline_ms > now_ms)
+    lines.push(
+      `  ${replica.state === "draining" ? "its requests are cut off" : "given up, unless it gets on,"} in ${span(replica.deadline_ms - now_ms)}`,
+    );
   lines.push(...memoryLines(replica));
   if (replica.refusals.length > 0) {
     const rows = table(
@@ -65,7 +69,8 @@ async function explainModel(client: AdminClient, name: string, now_ms: number): 
   const model = models.find((each) => each.name === name);
   if (!model) throw new OperatorError("E_NOT_FOUND", `there is no model "${name}"`, "the catalog does not name it", "llmgw ctl models");
   const head = `${model.name}: ${model.ready} of ${model.wanted} replicas are ready${model.reason === "" ? "" : `: ${model.reason}`}`;
-  return [head, ...items.filter((replica) => replica.model === name).flatMap((replica) => ["", ...replicaLines(replica, now_ms)])];
+  const replicas = items.filter((replica) => replica.model === name).flatMap((replica) => ["", ...replicaLines(replica, now_ms)]);
+  return [head, ...replicas, ...(await happenings(client, `model/${name}`, now_ms))];
 }
 
 async function explainNode(client: AdminClient, id: string, now_ms: number): Promise<string[]> {

@@ -64,6 +64,7 @@ const replica: ReplicaView = {
   reason: "the engine ended",
   failures: 2,
   next_try_ms: NOW_MS + 100_000,
+  deadline_ms: null,
   ranks: [
     {
       rank: 0,
