@@ -71,7 +71,9 @@ export class EngineQuestions {
     const command = engine.command({ launch, program: [path], weights_path, endpoint, folder: nowhere, cache: nowhere });
     const said = await this.#trial(engine, command);
     if (said !== null) return said === "" ? null : `${path} does not take its arguments: ${said}`;
-    const refused = refusalBy(engine, await this.help(launch.engine, path), command.flags);
+    // An engine that cannot say is started all the same, and says it then.
+    const output = await this.help(launch.engine, path).catch(() => "");
+    const refused = refusalBy(engine, output, command.flags);
     return refused === null ? null : `${path} does not take its arguments: ${refused}`;
   }
 

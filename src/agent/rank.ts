@@ -110,15 +110,11 @@ export class Rank {
       await makeFolderOnce(this.folder, 0o711);
       await writeAtomic(join(this.folder, "launch.json"), JSON.stringify(this.launch), 0o600);
       const weights_path = await this.#obtainWeights();
+      const refusal = this.#stop ? null : await this.#askEngine(weights_path);
+      if (refusal !== null && !this.#stop) return await this.#end("start", refusal);
       await this.#takePlaces();
       if (this.#stop) return await this.#end("stopped", this.#stop.reason);
       if (this.#context.closed.aborted) return;
-      const refusal = await this.#context.refusal(this.launch, weights_path);
-      if (refusal !== null) {
-        // Its log is where an operator looks for what an engine said.
-        new RankLog(this.folder).add(refusal);
-        return await this.#end("start", refusal);
-      }
       await this.#startShim(weights_path);
     } catch (error) {
       // An agent that goes leaves the attempt as it is: the next one begins it again.
@@ -273,6 +269,17 @@ export class Rank {
     const path = await this.#context.weights.obtain(weights, progress, signal);
     this.#change({ phase: "starting", detail: "starting the engine", progress: null });
     return path;
+  }
+
+  /** Why the engine would refuse its arguments; null when nothing is known to speak against them. */
+  async #askEngine(weights_path: string | null): Promise<string | null> {
+    this.#change({ detail: "asking the engine whether it takes its arguments" });
+    const signal = AbortSignal.any([this.#fetching.signal, this.#context.closed]);
+    const over = new Promise<null>((resolve) => signal.addEventListener("abort", () => resolve(null), { once: true }));
+    const refusal = signal.aborted ? null : await Promise.race([this.#context.refusal(this.launch, weights_path), over]);
+    // Its log is where an operator looks for what an engine said.
+    if (refusal !== null) new RankLog(this.folder).add(refusal);
+    return refusal;
   }
 
   /** Waits until the attempt before has left the GPUs and ports, or this one is to stop. */

@@ -1,9 +1,11 @@
 import { parse } from "yaml";
 import { record, string, unknown, type GenericSchema } from "valibot";
+import { catalogFaults } from "../core/spec.ts";
+import { argFaultsOf } from "../engines/registry.ts";
 import { checkExposure } from "../gateway/gateway.ts";
 import { parseFabric } from "../hardware/fabric-declaration.ts";
 import { checkYaml, parseYaml, readConfigText } from "../os/yaml.ts";
-import { Catalog } from "../protocol/catalog.ts";
+import { Catalog, type ModelSpec } from "../protocol/catalog.ts";
 import { AgentConfig, ServerConfig } from "../protocol/config.ts";
 import { OperatorError } from "../protocol/errors.ts";
 import { command, group } from "./frame.ts";
@@ -41,6 +43,13 @@ function kindOf(text: string, file: string): Kind {
   throw new OperatorError("E_USAGE", `cannot tell what ${file} is`, "its keys do not say", `llmgw config check ${file} --kind server`);
 }
 
+/** @throws OperatorError E_CONFIG when no server would serve it, with every fault */
+function checkServable(models: readonly ModelSpec[], file: string): void {
+  const faults = [...catalogFaults(models), ...models.flatMap(argFaultsOf)];
+  if (faults.length === 0) return;
+  throw new OperatorError("E_CONFIG", `${file} cannot be served`, faults.join("; "), "correct these, then check it again");
+}
+
 const check = command({
   name: "check",
   about: "Checks a configuration or catalog file",
@@ -56,7 +65,7 @@ const check = command({
     const subject = `this ${kind} file`;
     if (kind === "server") checkExposure(parseYaml(text, file, ServerConfig, subject));
     else if (kind === "agent") parseYaml(text, file, AgentConfig, subject).fabrics?.forEach((each) => parseFabric(each));
-    else parseYaml(text, file, Catalog, subject);
+    else checkServable(parseYaml(text, file, Catalog, subject).models, file);
     io.out(`${file}: ${kind} file, valid`);
   },
 });

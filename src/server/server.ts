@@ -6,15 +6,14 @@ import { join, resolve } from "node:path";
 import { catalogFaults } from "../core/spec.ts";
 import type { Happening } from "../core/world.ts";
 import { loadCatalog, loadServerConfig } from "../os/config-file.ts";
-import { argFaults } from "../engines/args.ts";
-import { engineOf } from "../engines/registry.ts";
+import { argFaultsOf } from "../engines/registry.ts";
 import { makePrivateFolder } from "../os/files.ts";
 import type { Log } from "../os/log.ts";
 import { makeDialer } from "../pki/dial.ts";
 import { loadIdentity, type Identity } from "../pki/identity.ts";
 import { listenMutualTls, type PeerListener } from "../pki/listener.ts";
 import { Trust, type Peer } from "../pki/trust.ts";
-import type { Catalog, ModelSpec } from "../protocol/catalog.ts";
+import type { Catalog } from "../protocol/catalog.ts";
 import type { ServerConfig } from "../protocol/config.ts";
 import { messageOf, OperatorError, explain } from "../protocol/errors.ts";
 import { ROLES } from "../protocol/ids.ts";
@@ -59,12 +58,6 @@ async function serverIdentity(paths: ServerConfig["tls"]): Promise<Identity> {
   if (identity.role === "server") return identity;
   const why = `it is the certificate of ${identity.role} ${identity.name}`;
   throw new OperatorError("E_IDENTITY", `${paths.cert} is not a server's certificate`, why, "issue one with llmgw ca issue-server");
-}
-
-/** What is wrong with a model's `args` whatever version of its engine runs it. */
-function argFaultsOf({ name, engine, args, context, parallel }: ModelSpec): string[] {
-  const entry = { args, context: context ?? null, parallel: parallel ?? null };
-  return argFaults(engineOf(engine), entry).map((fault) => `model ${name}: ${fault}`);
 }
 
 /** @throws OperatorError E_CONFIG, with every fault of the catalog that its form does not show */

@@ -1,5 +1,6 @@
 import { afterEach, beforeEach, describe, expect, test } from "bun:test";
 import { chmod, readdir, readFile, rm, writeFile } from "node:fs/promises";
+import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { runAgent, stopAll } from "../../../src/agent/agent.ts";
 import { isAlive, signalProcess } from "../../../src/os/process.ts";
@@ -46,6 +47,33 @@ const ended = (promise: Promise<unknown>): Promise<OperatorError> =>
     () => Promise.reject(new Error("it went well")),
     (error: OperatorError) => error,
   );
+
+test(
+  "an engine that is slow to say whether it takes its arguments holds up no stop, and one that refuses them is not started",
+  async () => {
+    await node.cleanUp();
+    const llamacpp_bin = join(tmpdir(), `llmgw-slow-${process.pid}.sh`);
+    // Asked for its version alone it answers, with a command before that it thinks for ever or refuses.
+    const script = `case "$*" in --version) ;; *threads*) exec sleep 1000 ;; *) echo 'error: invalid argument: --mlock' >&2; exit 1 ;; esac`;
+    await writeFile(llamacpp_bin, `#!/bin/sh\n${script}\necho 'version: 7 (a)'\n`, { mode: 0o755 });
+    node = await testNode(await authority.identity("node", "a"), [server.url], { llamacpp_bin });
+    node.start();
+    const weights = { source: llamacpp_bin };
+    const refused = node.launch({ engine: "llamacpp", weights, args: { mlock: true } });
+    server.plan([refused]);
+    const { exit } = await server.sees(refused.attempt, "a refusal", isPhase("exited"));
+    expect(exit).toMatchObject({ kind: "start", reason: expect.stringContaining("--mlock (removed in 0.7.0: use --load-mode mlock)") });
+    expect(exit?.last_lines.join()).toContain("--mlock");
+    const slow = node.launch({ engine: "llamacpp", weights, args: { threads: 1 } });
+    server.plan([slow]);
+    await server.sees(slow.attempt, "the question", ({ detail }) => detail.includes("asking the engine"));
+    server.plan([]);
+    await server.sees(slow.attempt, "the end", ({ exit: end }) => end?.kind === "stopped");
+    expect(await Bun.file(specOf(slow)).exists()).toBe(false);
+    await rm(llamacpp_bin);
+  },
+  TEST_MS,
+);
 
 describe("an agent", () => {
   test(

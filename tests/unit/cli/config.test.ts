@@ -22,6 +22,9 @@ test.each([
   ['listen: { gateway: "0.0.0.0:8080" }', "in clear"],
   ["gateway: { auth: none }\nlisten: { gateway: 10.0.0.2:8080 }", "loopback only"],
   ["servers: [https://a:1]\naddress: 10.0.0.1\nfabrics: [IB!]", "is no name"],
+  ["models: [{ name: a, engine: llamacpp, source: /m, nodes: 2 }]", "llamacpp runs on one node"],
+  ["models: [{ name: a, engine: vllm, source: /m, args: { hos: 0.0.0.0 } }]", "model a: args may not set hos, it means --host"],
+  ["models: [{ name: a, engine: sglang, source: /m, context: 5, args: { context-length: 6 } }]", "beside context"],
 ])("%j reads well, but no program would start from it", async (text, why) => {
   const folder = await mkdtemp(join(tmpdir(), "llmgw-check-"));
   try {

@@ -10,13 +10,20 @@ import { freePort, startRank, until, type TestRank } from "./rank-for-tests.ts";
 
 let folder: string;
 let program: string;
+let vllm: string;
 const ranks: TestRank[] = [];
 
 beforeAll(async () => {
   folder = await mkdtemp(join(tmpdir(), "llmgw-loopback-"));
   program = join(folder, "python");
-  const played = resolve(import.meta.dir, "..", "..", "fixtures", "sglang-stand-in.ts");
-  await writeFile(program, `#!/bin/sh\nexec '${process.execPath}' '${played}' "$@"\n`, { mode: 0o755 });
+  vllm = join(folder, "vllm");
+  for (const [path, name] of [
+    [program, "sglang-stand-in.ts"],
+    [vllm, "vllm-stand-in.ts"],
+  ] as const) {
+    const played = resolve(import.meta.dir, "..", "..", "fixtures", name);
+    await writeFile(path, `#!/bin/sh\nexec '${process.execPath}' '${played}' "$@"\n`, { mode: 0o755 });
+  }
 });
 afterAll(() => rm(folder, { recursive: true, force: true }));
 afterEach(async () => {
@@ -94,6 +101,57 @@ describe("an engine on loopback behind a key", () => {
     expect(await it.exit()).toMatchObject({ kind: "died", reason: expect.stringContaining("stuck: 1 request in flight") });
     expect(await asked).toBe("cut");
   }, 60_000);
+});
+
+describe("vLLM's ranks", () => {
+  /** A rank whose environment holds what must not reach an engine. */
+  async function start(launch: Partial<RankLaunch>): Promise<TestRank> {
+    const env = { VLLM_PORT: "1", HF_TOKEN: "secret", CUDA_VISIBLE_DEVICES: "7" };
+    const it = await startRank({ engine: "vllm", ...launch }, { engine_path: vllm, weights_path: "/models/demo" }, env);
+    ranks.push(it);
+    return it;
+  }
+  const gangAt = (port: number) => ({
+    master: { address: "127.0.0.1", port },
+    ports: { first: port, count: 1 },
+    island: "ib-a",
+    adapters: ["mlx5_0:1"],
+    imex_failed: false,
+  });
+
+  test("rank 0 serves on its socket; one without a server is ready when it runs; each has its GPUs and addresses and no token", async () => {
+    const first = await start({ gpus: ["GPU-1"], ranks: 2, gang: gangAt(freePort()) });
+    const second = await start({ gpus: ["GPU-2"], rank: 1, ranks: 2, gang: gangAt(freePort()) });
+    await Promise.all([first.reach("ready"), second.reach("ready")]);
+    expect((await first.ask("/v1/models")).status).toBe(200);
+    expect((await second.ask("/v1/models")).status).toBe(503);
+    for (const [it, gpu] of [
+      [first, "GPU-1"],
+      [second, "GPU-2"],
+    ] as const) {
+      const log = await until("its log", async () => {
+        const text = await Bun.file(join(it.folder, "engine.log")).text();
+        return text.includes("worker") ? text : null;
+      });
+      expect(log).toContain(`CUDA_VISIBLE_DEVICES=${gpu}\nVLLM_HOST_IP=127.0.0.1\nNCCL_SOCKET_IFNAME==lo\nHF_HUB_OFFLINE=1\n`);
+      expect(log).toContain(
+        `HOME=${join(it.folder, "cache")}\nTMPDIR=${join(it.folder, "work", "tmp")}\nVLLM_PORT=(unset)\nHF_TOKEN=(unset)`,
+      );
+    }
+  });
+
+  test("nothing of it is left when it stops: its workers end with it", async () => {
+    const it = await start({ rank: 1, ranks: 2, gang: gangAt(freePort()) });
+    await it.reach("ready");
+    const worker = await until(
+      "its worker",
+      async () => /worker (\d+)/.exec(await Bun.file(join(it.folder, "engine.log")).text())?.[1] ?? null,
+    );
+    expect(isAlive(Number(worker))).toBe(true);
+    await it.stop();
+    await until("the shim to end", () => !isAlive(it.pid));
+    expect(isAlive(Number(worker))).toBe(false);
+  });
 });
 
 test("ports of loopback spread by the door's port, and are never those of the gang", async () => {
