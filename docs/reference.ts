@@ -10,6 +10,7 @@ import { ModelSpec } from "../src/protocol/catalog.ts";
 import { AgentConfig, ServerConfig } from "../src/protocol/config.ts";
 import { ERRORS } from "../src/protocol/errors.ts";
 import * as limits from "../src/protocol/limits.ts";
+import { enginesPage } from "./engine-reference.ts";
 
 const source = (name: string) => readFileSync(join(import.meta.dir, "..", "src", "protocol", name), "utf8");
 
@@ -176,6 +177,7 @@ export async function referencePages(): Promise<Record<string, string>> {
     "docs/reference/cli.md": await cliPage(),
     "docs/reference/config.md": configPage(),
     "docs/reference/doctor.md": doctorPage(),
+    "docs/reference/engines.md": enginesPage(),
     "docs/reference/errors.md": errorsPage(),
     "docs/reference/limits.md": limitsPage(),
   };

@@ -119,7 +119,7 @@ describe("vLLM's ranks", () => {
     imex_failed: false,
   });
 
-  test("rank 0 serves on its socket; one without a server is ready when it runs; each has its GPUs and addresses and no token", async () => {
+  test("rank 0 serves on its socket, one without a server is ready when it runs; each has its GPUs and no token", async () => {
     const first = await start({ gpus: ["GPU-1"], ranks: 2, gang: gangAt(freePort()) });
     const second = await start({ gpus: ["GPU-2"], rank: 1, ranks: 2, gang: gangAt(freePort()) });
     await Promise.all([first.reach("ready"), second.reach("ready")]);
