@@ -33,6 +33,7 @@ import { VERSION } from "../protocol/version.ts";
 import { tailOf } from "../shim/rank-log.ts";
 import { WeightStore } from "../weights/store.ts";
 import { converge } from "./converge.ts";
+import { custodyOf } from "./custody.ts";
 import { discoverEngines } from "./engine-offers.ts";
 import { engineUserOf, readInventory } from "./inventory.ts";
 import { examine, openFabrics } from "./examination.ts";
@@ -111,6 +112,7 @@ function ranksOf(options: AgentOptions, engines: NodeEngines, rest: RanksRest): 
     ranks_folder: join(config.state, "ranks"),
     socket_folder: join(config.run, "r"),
     owner_pid,
+    custody: custodyOf(config.custody, owner_pid !== null),
     closed: signal,
     enginePath: (kind) => engines.path(kind),
     cache_folder: engines.cache_folder,

@@ -1,11 +1,10 @@
 import { createHash } from "node:crypto";
-import { closeSync, openSync } from "node:fs";
 import { rm } from "node:fs/promises";
 import { dirname, join } from "node:path";
 import { engineOf } from "../engines/registry.ts";
 import { makeFolderOnce, readIfThere, writeAtomic } from "../os/files.ts";
 import type { Log } from "../os/log.ts";
-import { isAlive, memoryOfSession, processWithArguments, signalProcess, spawnDetached, startTimeOf, sweepAttempt } from "../os/process.ts";
+import { isAlive, memoryOfSession, processWithArguments, signalProcess, startTimeOf } from "../os/process.ts";
 import { ownProgram } from "../os/program.ts";
 import { RankExit } from "../protocol/agent-api.ts";
 import type { RankStatus } from "../protocol/agent-api.ts";
@@ -16,11 +15,10 @@ import { PROTOCOL } from "../protocol/protocol.ts";
 import type { ShimSpec, ShimStatus, WrittenShimSpec } from "../protocol/shim-api.ts";
 import { RankLog, tailOf } from "../shim/rank-log.ts";
 import type { WeightStore } from "../weights/store.ts";
+import type { Custody } from "./custody.ts";
 import type { Places } from "./places.ts";
 import { ShimClient } from "./shim-client.ts";
 
-/** How long a sweep of a dead shim's processes may take, in ms. */
-const SWEEP_MS = 10_000;
 /** A shim found again is waited for this long at first, so that one that hangs does not keep the agent from starting, in ms. */
 const GREETING_MS = 5_000;
 /** Wait before a shim that did not answer, or a place that was taken, is asked for again, in ms. */
@@ -40,6 +38,7 @@ export interface RankContext {
   /** User engines run as; null = as the agent does. */
   readonly engine_user: string | null;
   readonly owner_pid: number | null;
+  readonly custody: Custody;
   /** Aborts when the agent goes: nothing is followed any more, nothing is ended. */
   readonly closed: AbortSignal;
   /** Where engines keep what they compile. */
@@ -231,7 +230,7 @@ export class Rank {
   /** Ends whatever is left of the attempt and takes the exit its shim left, or makes one. Never rejects. */
   async bury(reason: string): Promise<void> {
     if (this.#process && this.#isShimAlive()) signalProcess(this.#process.pid, "SIGKILL", "leader");
-    const left = await sweepAttempt(this.launch.attempt, null, SWEEP_MS);
+    const left = await this.#context.custody.clear(this.launch.attempt);
     if (left.length > 0) this.#log.error("processes of a dead rank would not end", { pids: left.join(" ") });
     await this.clearSockets();
     await this.#takeExit(reason);
@@ -320,14 +319,9 @@ export class Rank {
     };
     const file = join(this.folder, "spec.json");
     await writeAtomic(file, JSON.stringify(spec), 0o600);
-    const log = openSync(join(this.folder, "shim.log"), "a", 0o600);
-    try {
-      const pid = await spawnDetached([...ownProgram(), "shim", "--spec", file], process.env, log);
-      this.#process = { pid, start_ticks: startTimeOf(pid) };
-      this.#log.info("started a rank", { shim_pid: pid, engine });
-    } finally {
-      closeSync(log);
-    }
+    const pid = await this.#context.custody.start(this.launch, [...ownProgram(), "shim", "--spec", file], this.folder);
+    this.#process = { pid, start_ticks: startTimeOf(pid) };
+    this.#log.info("started a rank", { shim_pid: pid, engine });
   }
 
   /** @throws Error when another attempt answers */

@@ -24,6 +24,7 @@ const FLAGS = {
   fabric: { type: "list", value: "NAME[:ADAPTER,...]", about: "an InfiniBand fabric this node is on, and its adapters there" },
   "ib-root": { type: "string", value: "DIR", about: "InfiniBand devices; /sys/class/infiniband when absent" },
   "llamacpp-bin": { type: "string", value: "PATH", about: "a llama-server to use" },
+  custody: { type: "string", value: "KIND", choices: ["auto", "systemd", "session"], about: "where engines live apart from the agent" },
   "engine-user": { type: "string", value: "USER", about: "user the engines run as when the agent is root" },
   "log-level": { type: "string", value: "LEVEL", choices: ["error", "warn", "info", "debug"], about: "least level that is logged" },
   "log-format": { type: "string", value: "FORM", choices: ["text", "json"], about: "form of log lines" },
@@ -43,6 +44,7 @@ async function optionsOf(flags: FlagValues<typeof FLAGS>, io: Io, signal: AbortS
     fabrics: flags.fabric.length > 0 ? flags.fabric : undefined,
     ib_root: flags["ib-root"],
     llamacpp_bin: flags["llamacpp-bin"],
+    custody: flags.custody,
     engine_user: flags["engine-user"],
     log: parts({ level: flags["log-level"], format: flags["log-format"] }),
   };

@@ -73,6 +73,11 @@ export const AgentConfig = v.strictObject({
   ib_root: v.optional(Path),
   /** A llama-server to use instead of an installed one. */
   llamacpp_bin: v.optional(Path),
+  /**
+   * Where engines live apart from the agent: each in a `systemd` service of its own, or in a `session`; `auto` takes the first
+   * for a root agent under systemd.
+   */
+  custody: v.optional(v.picklist(["auto", "systemd", "session"]), "auto"),
   /** User the engines run as when the agent is root. */
   engine_user: v.optional(v.string(), "llmgw-engine"),
   /** How much is logged to stderr, and in which form. */

@@ -147,6 +147,8 @@ export const REPORT_GATHER_MS = 100;
 export const INVENTORY_INTERVAL_MS = 30_000;
 /** A shim must have opened its control socket within this time. */
 export const SHIM_START_MS = 15_000;
+/** systemd must have started a service, or answered otherwise, within this time. */
+export const SYSTEMD_ANSWER_MS = 30_000;
 /** A shim that is to stop and has not answered for this long is killed with all of its rank. */
 export const SHIM_SILENT_MS = 20_000;
 /** Folders of ended attempts a node keeps at most, for their logs; the oldest go. */

@@ -53,10 +53,9 @@ for (const [nodes, replicas] of SIZES) {
     `scratch ${per(scratch_ms)}, one change ${per(one_ms)}, none ${per(still_ms)}; ${each}`,
   );
   if (before) {
-    const power = Math.log(scratch_ms / before.scratch_ms) / Math.log(replicas / before.replicas);
-    console.log(
-      `  ${replicas / before.replicas} times the fleet takes ${(scratch_ms / before.scratch_ms).toFixed(1)} times as long: power ${power.toFixed(2)}`,
-    );
+    const [fleet_times, time_times] = [replicas / before.replicas, scratch_ms / before.scratch_ms];
+    const power = (Math.log(time_times) / Math.log(fleet_times)).toFixed(2);
+    console.log(`  ${fleet_times} times the fleet takes ${time_times.toFixed(1)} times as long: power ${power}`);
   }
   before = { replicas, scratch_ms };
 }

@@ -149,6 +149,45 @@ machineTest("a renewed certificate restarts the agent and leaves its engine alon
   expect(listed?.state).toBe("ready");
 });
 
+interface Listed {
+  readonly state: string;
+  readonly failures: number;
+  readonly ranks: readonly { readonly attempt: string; readonly engine_pid: number | null }[];
+}
+const listed = async () => (JSON.parse(await ctl("replicas", "-o", "json")) as { items: Listed[] }).items[0];
+
+machineTest("a rank is a service of its own, which outlives every end of the agent", async () => {
+  await until("the replica is ready", async () => (await listed())?.state === "ready", 30_000);
+  const [rank] = (await listed())?.ranks ?? [];
+  const unit = `llmgw-rank-${rank?.attempt}.service`;
+  expect(await node.run("cat", `/proc/${rank?.engine_pid}/cgroup`)).toContain(`/llmgw.slice/${unit}`);
+  expect(await node.run("systemctl", "show", "--property=Slice", "--value", unit)).toBe("llmgw.slice\n");
+  expect(await node.run("systemctl", "show", "--property=OOMPolicy", "--value", unit)).toBe("continue\n");
+  expect(await node.run("stat", "-c", "%a", `/var/lib/llmgw/ranks/${rank?.attempt}/environment`)).toBe("600\n");
+  for (const end of [["kill", "--signal=SIGKILL", "--kill-who=main"], ["stop"], ["restart"]]) {
+    await node.run("systemctl", ...end, "llmgw-agent");
+    await node.run("systemctl", "start", "llmgw-agent");
+    await until("the engine is reported again", async () => (await listed())?.ranks[0]?.engine_pid === rank?.engine_pid, 30_000);
+  }
+  expect((await listed())?.failures).toBe(0);
+});
+
+machineTest("what a killed shim leaves is ended with its service, and the rank is started again", async () => {
+  const attempt = (await listed())?.ranks[0]?.attempt;
+  const unit = `llmgw-rank-${attempt}.service`;
+  await node.run("systemctl", "kill", "--signal=SIGKILL", "--kill-who=main", unit);
+  const again = async () => {
+    const seen = await listed();
+    return seen?.state === "ready" && seen.ranks[0]?.attempt !== attempt && seen.ranks[0]?.engine_pid !== null;
+  };
+  await until("the replica is ready again", again, 60_000);
+  await until(
+    "the service is gone",
+    async () => !(await node.run("systemctl", "list-units", "--all", "--plain", "llmgw-rank-*")).includes(unit),
+    20_000,
+  );
+});
+
 machineTest("a dry run of a fresh machine says what it would do and leaves it as it is", async () => {
   const fresh = await lab.start("lab-node2");
   const { code, err, out } = await onboard(fresh, "--dry-run");

@@ -39,10 +39,8 @@ function replicaLines(replica: ReplicaView, now_ms: number): string[] {
   if (replica.reason !== "") lines.push(`  ${replica.reason}`);
   if (replica.failures > 0) lines.push(`  it failed ${replica.failures} times in a row`);
   if (replica.next_try_ms !== null && replica.next_try_ms > now_ms) lines.push(`  next try in ${span(replica.next_try_ms - now_ms)}`);
-  if (replica.deadline_ms !== null && replica.deadline_ms > now_ms)
-    lines.push(
-      `  ${replica.state === "draining" ? "its requests are cut off" : "given up, unless it gets on,"} in ${span(replica.deadline_ms - now_ms)}`,
-    );
+  const ends = replica.state === "draining" ? "its requests are cut off" : "given up, unless it gets on,";
+  if (replica.deadline_ms !== null && replica.deadline_ms > now_ms) lines.push(`  ${ends} in ${span(replica.deadline_ms - now_ms)}`);
   lines.push(...memoryLines(replica));
   if (replica.refusals.length > 0) {
     const rows = table(

@@ -26,6 +26,7 @@ describe("an agent's configuration", () => {
       tls: { ca: join(folder, "tls/ca.crt"), cert: join(folder, "tls/node.crt"), key: join(folder, "tls/node.key") },
       state: join(folder, "state"),
       run: "/run/llmgw",
+      custody: "auto",
       engine_user: "llmgw-engine",
       log: { level: "info", format: "json" },
     });
