@@ -6,6 +6,7 @@ import { fetchUnix } from "../os/unix-http.ts";
 import { FIRST_LEASED_PORT, LAST_LEASED_PORT } from "../protocol/ids.ts";
 import type { RankLaunch } from "../protocol/plan.ts";
 import { isFree } from "./gang-network.ts";
+import type { Secret } from "./rank-log.ts";
 
 /** What stands in the log where an engine printed its key. */
 const HIDDEN = "(key)";
@@ -72,8 +73,10 @@ export class EngineLink {
     }
   }
 
-  /** A line of the engine's log without the key: engines print the arguments they were given. */
-  hide(line: string): string {
-    return this.#endpoint.kind === "loopback" ? line.replaceAll(this.#endpoint.key, HIDDEN) : line;
+  /** The key, which engines print among the arguments they were given. */
+  get secret(): Secret {
+    const endpoint = this.#endpoint;
+    if (endpoint.kind === "socket") return { hide: (text) => text, held_chars: 0 };
+    return { hide: (text) => text.replaceAll(endpoint.key, HIDDEN), held_chars: endpoint.key.length - 1 };
   }
 }

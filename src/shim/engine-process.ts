@@ -2,7 +2,7 @@ import type { ChildProcess } from "node:child_process";
 import type { EngineCommand, StopStep } from "../engines/engine.ts";
 import { ATTEMPT_VARIABLE, signalProcess, spawnSession, sweepAttempt } from "../os/process.ts";
 import type { UnixUser } from "../os/process.ts";
-import type { RankLog } from "./rank-log.ts";
+import type { RankLog, Secret } from "./rank-log.ts";
 import { lineSplitter } from "./rank-log.ts";
 
 /** Variables that never reach an engine, whichever it is: they change how a program loads or what Bun does. */
@@ -69,12 +69,12 @@ export class EngineProcess {
   /** Resolves when its first process has ended and all it printed was read. */
   readonly ended: Promise<EngineEnd>;
 
-  private constructor(child: ChildProcess, pid: number, attempt: string, onLine: (line: string) => void) {
+  private constructor(child: ChildProcess, pid: number, attempt: string, onLine: (line: string) => void, secret: Secret) {
     this.#child = child;
     this.pid = pid;
     this.#attempt = attempt;
     for (const stream of [child.stdout, child.stderr]) {
-      const take = lineSplitter(onLine);
+      const take = lineSplitter(onLine, secret);
       stream?.on("data", take);
       stream?.on("end", () => take(null));
       stream?.on("error", () => {});
@@ -103,12 +103,11 @@ export class EngineProcess {
       readonly user: UnixUser | null;
       readonly folder: string;
       readonly log: RankLog;
-      /** Takes out of a line what no log may hold. */
-      readonly hide: (line: string) => string;
+      readonly secret: Secret;
       readonly onLine: (line: string) => void;
     },
   ): Promise<EngineProcess> {
-    const { attempt, scrub, env, user, folder, log, hide, onLine } = options;
+    const { attempt, scrub, env, user, folder, log, secret, onLine } = options;
     const argv = underCustody(command.argv, user, Bun.which("setpriv"));
     const environment = { ...inherited(env, scrub, user, folder), ...command.env, [ATTEMPT_VARIABLE]: attempt };
     const child = spawnSession(argv, environment, folder);
@@ -116,10 +115,10 @@ export class EngineProcess {
       child.once("error", reject);
       child.once("spawn", () => {
         const line = (text: string) => {
-          log.add(hide(text));
+          log.add(text);
           onLine(text);
         };
-        resolve(new EngineProcess(child, child.pid as number, attempt, line));
+        resolve(new EngineProcess(child, child.pid as number, attempt, line, secret));
       });
     });
   }

@@ -72,8 +72,17 @@ export function tailOf(folder: string, lines: number): string[] {
   return lines === 0 ? [] : all.slice(-lines);
 }
 
-/** Cuts a byte stream into lines; a line longer than the bound comes in pieces. */
-export function lineSplitter(take: (line: string) => void): (chunk: Uint8Array | null) => void {
+/** What no log may hold, and what stands for it. */
+export interface Secret {
+  hide(text: string): string;
+  /** How many characters of a text without an end may be the beginning of a secret. */
+  readonly held_chars: number;
+}
+
+const NOTHING: Secret = { hide: (text) => text, held_chars: 0 };
+
+/** Cuts a byte stream into lines, less the secret; a line longer than the bound comes in pieces, of which none holds a part of it. */
+export function lineSplitter(take: (line: string) => void, { hide, held_chars }: Secret = NOTHING): (chunk: Uint8Array | null) => void {
   const decoder = new TextDecoder();
   let rest = "";
   return (chunk) => {
@@ -82,12 +91,13 @@ export function lineSplitter(take: (line: string) => void): (chunk: Uint8Array |
       rest = "";
       return;
     }
-    const parts = (rest + decoder.decode(chunk, { stream: true })).split(/\r?\n/);
+    const parts = hide(rest + decoder.decode(chunk, { stream: true })).split(/\r?\n/);
     rest = parts.pop() ?? "";
     for (const line of parts) take(line);
-    if (rest.length > LOG_LINE_BYTES) {
-      take(rest);
-      rest = "";
+    if (rest.length > LOG_LINE_BYTES + held_chars) {
+      const piece = rest.length - held_chars;
+      take(rest.slice(0, piece));
+      rest = rest.slice(piece);
     }
   };
 }

@@ -169,7 +169,8 @@ class Shim {
     for (const path of places) await makeFolderFor(path, user);
     const program: readonly [string, ...string[]] = engine_path === "" ? ownProgram() : [engine_path];
     const endpoint = await endpointFor(this.#engine, launch, engine_socket);
-    this.#link = new EngineLink(endpoint);
+    const link = new EngineLink(endpoint);
+    this.#link = link;
     const command = this.#engine.command({ launch, program, weights_path, endpoint, folder: work, cache });
     for (const { path, text } of command.files) await writeFileFor(path, text, user);
     const env = { ...command.env, ...gangEnvironment(launch) };
@@ -182,7 +183,7 @@ class Shim {
         user,
         folder: work,
         log: this.#rank_log,
-        hide: (line) => this.#link?.hide(line) ?? line,
+        secret: link.secret,
         onLine: (line) => this.#sawLine(line),
       },
     );

@@ -67,6 +67,18 @@ describe("every engine", () => {
     expect(argFaults(engineOf(kind), { args: { [key]: value }, context: null, parallel: null })).toEqual([]);
   });
 
+  test("where a parser takes beginnings for names, every beginning of what llmgw owns is refused", () => {
+    for (const { kind, rules } of ENGINES.filter((engine) => engine.rules.parser === "argparse")) {
+      for (const name of rules.owned.filter((each) => each.startsWith("--"))) {
+        for (let length = 3; length <= name.length; length += 1) {
+          const start = name.slice(0, length).replace(/-$/, "");
+          const faults = argFaults(engineOf(kind), { args: { [start.slice(2)]: 1 }, context: null, parallel: null });
+          expect([start, faults.length]).toEqual([start, rules.whole.includes(start) ? 0 : 1]);
+        }
+      }
+    }
+  });
+
   test("what a key of the catalog says is not said again by args", () => {
     const both = { args: { "max-model-len": 1 }, context: 4_096, parallel: null };
     expect(argFaults(engineOf("vllm"), both)).toEqual(["args may not set max-model-len beside context, which says the same"]);

@@ -105,9 +105,9 @@ describe("an engine on loopback behind a key", () => {
 
 describe("vLLM's ranks", () => {
   /** A rank whose environment holds what must not reach an engine. */
-  async function start(launch: Partial<RankLaunch>): Promise<TestRank> {
+  async function start(launch: Partial<RankLaunch>, more: { stuck_ms?: number } = {}): Promise<TestRank> {
     const env = { VLLM_PORT: "1", HF_TOKEN: "secret", CUDA_VISIBLE_DEVICES: "7" };
-    const it = await startRank({ engine: "vllm", ...launch }, { engine_path: vllm, weights_path: "/models/demo" }, env);
+    const it = await startRank({ engine: "vllm", ...launch }, { engine_path: vllm, weights_path: "/models/demo", ...more }, env);
     ranks.push(it);
     return it;
   }
@@ -138,6 +138,20 @@ describe("vLLM's ranks", () => {
         `HOME=${join(it.folder, "cache")}\nTMPDIR=${join(it.folder, "work", "tmp")}\nVLLM_PORT=(unset)\nHF_TOKEN=(unset)`,
       );
     }
+  });
+
+  test("metrics under other names prove nothing: it is said once, and the engine goes on", async () => {
+    const it = await start({ gpus: ["GPU-1"], args: { "renamed-metrics": true } }, { stuck_ms: 400 });
+    await it.reach("ready");
+    const gone = new AbortController();
+    const asked = it.ask("/hang", { method: "POST", body: "{}", signal: gone.signal }).catch(() => null);
+    const shimLog = () => Bun.file(join(it.folder, "shim.log")).text();
+    await until("its shim to say so", async () => (await shimLog()).includes("cannot tell from its metrics"));
+    await Bun.sleep(2_000);
+    expect((await it.status()).phase).toBe("ready");
+    expect((await shimLog()).match(/cannot tell from its metrics/g)).toHaveLength(1);
+    gone.abort();
+    await asked;
   });
 
   test("nothing of it is left when it stops: its workers end with it", async () => {

@@ -82,3 +82,19 @@ test("a letter of several bytes may come in pieces; a line without end comes in 
   expect(seen.length).toBeGreaterThan(10);
   expect(Math.max(...seen.map((line) => line.length))).toBeLessThan(LOG_LINE_BYTES + 1_001);
 });
+
+test("a secret is in no piece, wherever a stream is cut", () => {
+  const key = "0123456789abcdef".repeat(4);
+  const secret = { hide: (text: string) => text.replaceAll(key, "(key)"), held_chars: key.length - 1 };
+  const text = `${"x".repeat(LOG_LINE_BYTES - 40)}api_key='${key}'${"y".repeat(2 * LOG_LINE_BYTES)}${key}\n${key}\nend`;
+  for (let size = 1; size < 6_000; size = Math.ceil(size * 1.3)) {
+    const seen: string[] = [];
+    const take = lineSplitter((line) => seen.push(line), secret);
+    for (let at = 0; at < text.length; at += size) take(Buffer.from(text.slice(at, at + size)));
+    take(null);
+    expect(seen.join("").split("(key)")).toHaveLength(4);
+    // No part of it that would tell the rest.
+    expect(seen.filter((line) => line.includes(key.slice(0, 20)))).toEqual([]);
+    expect(seen.at(-1)).toBe("end");
+  }
+});
