@@ -180,7 +180,8 @@ function fail(replica: Replica, node: string, exit: RankExit | null, policy: Pol
     return { replica: next, events: [event("warn", "port-taken", replica, next.reason)] };
   }
   const why = exit === null ? `node ${node} no longer knows it` : exit.kind === "stopped" ? `it was stopped on ${node}` : exit.reason;
-  const started = replica.ready_since_ms !== null || exit?.kind === "died";
+  // A rank that serves nothing counts as ready as soon as it runs: of a gang, only the whole tells that it had started.
+  const started = replica.ready_since_ms !== null || (exit?.kind === "died" && replica.spec.nodes === 1);
   return failWith(replica, node, why, exit?.last_lines ?? [], policy, now_ms, started ? "engine-died" : "replica-failed");
 }
 

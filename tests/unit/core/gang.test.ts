@@ -63,6 +63,20 @@ describe("a gang", () => {
     expect(after[0]?.gang?.master.port).not.toBe(before[0]?.gang?.master.port ?? 0);
   });
 
+  test("a rank that ends before all have joined is a failed start, on a node that is avoided then", () => {
+    const fleet = new TestFleet(on("ib-a", "abc"), [gang(2)]);
+    fleet.decide();
+    const placement = fleet.only().placements[1];
+    fleet.node(placement?.node ?? "").exit(placement?.launch.attempt ?? "", "died", fleet.now_ms);
+    fleet.node(placement?.node ?? "").report(fleet.now_ms);
+    fleet.decide();
+    expect(fleet.only()).toMatchObject({ state: "failed", avoid: placement?.node });
+    expect(fleet.kinds()).toContain("replica-failed");
+    fleet.turns(8);
+    expect(fleet.only().state).toBe("ready");
+    expect(fleet.only().placements.map(({ node }) => node)).not.toContain(placement?.node ?? "");
+  });
+
   test("every rank has as many adapters as the one with the fewest", () => {
     const fleet = new TestFleet([...on("ib-a", "a"), ...on("ib-a", "b", { adapters: { "ib-a": 1 } })], [gang(2)]);
     fleet.turns(2);
