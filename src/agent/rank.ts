@@ -9,11 +9,11 @@ import { ownProgram } from "../os/program.ts";
 import { RankExit } from "../protocol/agent-api.ts";
 import type { RankStatus } from "../protocol/agent-api.ts";
 import { messageOf, OperatorError, parseAs, explain } from "../protocol/errors.ts";
-import { EXIT_LOG_LINES_COUNT, FETCH_PROGRESS_MS, SHIM_SILENT_MS, SHIM_START_MS } from "../protocol/limits.ts";
+import { FETCH_PROGRESS_MS, SHIM_SILENT_MS, SHIM_START_MS } from "../protocol/limits.ts";
 import type { RankLaunch, Revocation } from "../protocol/plan.ts";
 import { PROTOCOL } from "../protocol/protocol.ts";
 import type { ShimSpec, ShimStatus, WrittenShimSpec } from "../protocol/shim-api.ts";
-import { RankLog, tailOf } from "../shim/rank-log.ts";
+import { lastLinesOf, RankLog } from "../shim/rank-log.ts";
 import type { WeightStore } from "../weights/store.ts";
 import type { Custody } from "./custody.ts";
 import type { Places } from "./places.ts";
@@ -355,7 +355,7 @@ export class Rank {
 
   #lastLines(): string[] {
     try {
-      return tailOf(this.folder, EXIT_LOG_LINES_COUNT);
+      return lastLinesOf(this.folder);
     } catch {
       return [];
     }

@@ -1,13 +1,16 @@
 import * as v from "valibot";
 import { Bytes, EngineKind, ModelName } from "./ids.ts";
-import { MODEL_REPLICAS_COUNT } from "./limits.ts";
+import { MODEL_ARGS_BYTES, MODEL_REPLICAS_COUNT, SOURCE_CHARACTERS_COUNT } from "./limits.ts";
 import { ModelShape } from "./model-shape.ts";
 
 /** A flag's value in `args`: passed to the engine as `--name value`; `true` as a bare `--name`, `false` left out. */
 export const ArgValue = v.union([v.string(), v.number(), v.boolean()]);
-export const Args = v.record(
-  v.pipe(v.string(), v.regex(/^[a-z][a-z0-9-]*$/, "write the flag's long name without the leading dashes")),
-  ArgValue,
+export const Args = v.pipe(
+  v.record(v.pipe(v.string(), v.regex(/^[a-z][a-z0-9-]*$/, "write the flag's long name without the leading dashes")), ArgValue),
+  v.check(
+    (args) => Buffer.byteLength(JSON.stringify(args)) <= MODEL_ARGS_BYTES,
+    `args are at most ${MODEL_ARGS_BYTES} bytes; put what is longer in a file on the node, and name it`,
+  ),
 );
 export type Args = v.InferOutput<typeof Args>;
 
@@ -19,7 +22,13 @@ export const ModelSpec = v.strictObject({
   name: ModelName,
   engine: EngineKind,
   /** An absolute path that is already on the node, or an http(s) URL. `sim` needs none. */
-  source: v.optional(v.pipe(v.string(), v.regex(/^(\/|https?:\/\/)/, "a source is an absolute path or an http(s) URL"))),
+  source: v.optional(
+    v.pipe(
+      v.string(),
+      v.maxLength(SOURCE_CHARACTERS_COUNT),
+      v.regex(/^(\/|https?:\/\/)/, "a source is an absolute path or an http(s) URL"),
+    ),
+  ),
   sha256: v.optional(Sha256),
   size: v.optional(Bytes),
   replicas: v.optional(v.pipe(v.number(), v.integer(), v.minValue(0), v.maxValue(MODEL_REPLICAS_COUNT)), 1),

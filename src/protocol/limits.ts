@@ -48,6 +48,8 @@ export const RANK_LOG_BYTES = 8 * 1024 * 1024;
 export const SHIM_LOG_BYTES = 1024 * 1024;
 /** Last lines of a dead engine's log that travel with its exit. */
 export const EXIT_LOG_LINES_COUNT = 20;
+/** Longest text of those lines together; each rank that has ended carries it in every report of its node. */
+export const EXIT_LOG_BYTES = 8 * 1024;
 /** Longest line of an engine's log that is kept whole. */
 export const LOG_LINE_BYTES = 4_096;
 /** Attempts whose folders a node keeps per replica, the first failure always among them. */
@@ -63,6 +65,10 @@ export const STARTING_WAITERS_COUNT = 256;
 /** Most requests in flight in one gateway process. */
 export const GATEWAY_IN_FLIGHT_COUNT = 8_192;
 
+/** Longest path or URL of weights in the catalog. */
+export const SOURCE_CHARACTERS_COUNT = 4_096;
+/** Longest `args` of a catalog entry, written as JSON: they travel with every report of each of its ranks. */
+export const MODEL_ARGS_BYTES = 16 * 1024;
 /** Most replicas of one model. */
 export const MODEL_REPLICAS_COUNT = 1_000;
 
@@ -85,6 +91,8 @@ export const ADMIN_ANSWER_MS = 30_000;
 export const EVENTS_FOLLOW_MS = 1_000;
 /** `llmgw ctl wait` looks this often. */
 export const WAIT_POLL_MS = 500;
+/** `llmgw ctl drain` goes on waiting for a server that does not answer for this long. */
+export const SERVER_AWAY_MS = 300_000;
 /** Everything of a demo must be ready within this time. */
 export const DEMO_READY_MS = 180_000;
 /** The demo looks this often whether it is ready. */
@@ -189,6 +197,14 @@ export const UNKNOWN_CONTEXT_TOKENS = 4_096;
 export const GGUF_HEAD_BYTES = 64 * 1024 * 1024;
 /** The first read of a GGUF file for its header; each further one is four times as long. */
 export const GGUF_FIRST_READ_BYTES = 1024 * 1024;
+/** Most entries of a GGUF header that are read: real ones have some hundred. */
+export const GGUF_ENTRIES_COUNT = 10_000;
+/** Most layers a model is believed to have. */
+export const MODEL_LAYERS_COUNT = 10_000;
+/** Longest name of an architecture that weights are believed to give. */
+export const ARCHITECTURE_NAME_CHARACTERS_COUNT = 100;
+/** A look at weights on a node's disk that takes longer is not waited for: its file system hangs. */
+export const WEIGHTS_LOOK_MS = 10_000;
 /** Longest `config.json` or index of a model folder that is read. */
 export const MODEL_CONFIG_BYTES = 16 * 1024 * 1024;
 /** Time in which a header must have come from a source. */

@@ -1,6 +1,6 @@
 import { closeSync, existsSync, fstatSync, openSync, readFileSync, renameSync, writeSync } from "node:fs";
 import { join } from "node:path";
-import { LOG_LINE_BYTES, RANK_LOG_BYTES } from "../protocol/limits.ts";
+import { EXIT_LOG_BYTES, EXIT_LOG_LINES_COUNT, LOG_LINE_BYTES, RANK_LOG_BYTES } from "../protocol/limits.ts";
 
 /** The file of what an engine printed; the lines before them are in a second one, with `.1` behind its name. */
 const ENGINE_LOG = "engine.log";
@@ -70,6 +70,14 @@ export function tailOf(folder: string, lines: number): string[] {
   const all = texts.join("").split("\n");
   if (all.at(-1) === "") all.pop();
   return lines === 0 ? [] : all.slice(-lines);
+}
+
+/** The last lines of an engine that has ended, as they travel with its exit: the newest, as many as fit. */
+export function lastLinesOf(folder: string): string[] {
+  const lines = tailOf(folder, EXIT_LOG_LINES_COUNT);
+  let bytes = 0;
+  const first = lines.findLastIndex((line) => (bytes += Buffer.byteLength(JSON.stringify(line))) > EXIT_LOG_BYTES);
+  return lines.slice(first + 1);
 }
 
 /** What no log may hold, and what stands for it. */

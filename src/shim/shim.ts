@@ -33,7 +33,7 @@ import { EngineProcess } from "./engine-process.ts";
 import type { EngineEnd } from "./engine-process.ts";
 import { gangEnvironment, takenPort } from "./gang-network.ts";
 import { afterLook, alive } from "./liveness.ts";
-import { RankLog } from "./rank-log.ts";
+import { lastLinesOf, RankLog } from "./rank-log.ts";
 import { RankState } from "./rank-state.ts";
 
 /** The file an ended attempt leaves in its folder. */
@@ -310,7 +310,7 @@ class Shim {
   async #leave(exit: RankExit, control: UnixServer): Promise<void> {
     const left = (await this.#process?.sweep()) ?? [];
     const reason = left.length === 0 ? exit.reason : `${exit.reason}; processes that would not end: ${left.join(" ")}`;
-    const last_lines = exit.kind === "stopped" ? [] : this.#rank_log.tail(limits.EXIT_LOG_LINES_COUNT);
+    const last_lines = exit.kind === "stopped" ? [] : lastLinesOf(this.#spec.folder);
     const whole: RankExit = { ...exit, reason, last_lines };
     this.#log.info("ended", { kind: exit.kind, reason });
     await writeAtomic(join(this.#spec.folder, EXIT_FILE), JSON.stringify(whole), 0o600).catch((error: unknown) => {

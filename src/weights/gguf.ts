@@ -1,4 +1,6 @@
-import type { ModelShape } from "../protocol/model-shape.ts";
+import * as v from "valibot";
+import { GGUF_ENTRIES_COUNT, MODEL_LAYERS_COUNT } from "../protocol/limits.ts";
+import { ModelShape } from "../protocol/model-shape.ts";
 
 /** A header as far as it was read: `more` asks for more of the file's beginning. */
 export type GgufHead = { readonly shape: ModelShape; readonly files: number } | { readonly more: true } | { readonly fault: string };
@@ -19,13 +21,16 @@ const NUMBERS: Readonly<Record<number, { readonly bytes: number; read(view: Data
 };
 const STRING = 8;
 const ARRAY = 9;
-/** Arrays of numbers longer than this belong to the tokenizer. */
-const KEPT_NUMBERS = 10_000;
 
 class NeedsMore extends Error {}
 class Malformed extends Error {}
 
-type Value = number | string | readonly number[] | { readonly count: number };
+/** A list is read only when it is asked for: those of a tokenizer are long, and those of a hostile file may be longer. */
+interface List {
+  readonly count: number;
+  numbers(): readonly number[];
+}
+type Value = number | string | List;
 
 class Reader {
   readonly #view: DataView;
@@ -65,18 +70,19 @@ class Reader {
     return kind === ARRAY ? this.array() : this.number(kind);
   }
 
-  array(): Value {
+  array(): List {
     const kind = this.number(4);
     const count = this.count();
     if (kind === STRING) {
       for (let i = 0; i < count; i++) this.take(this.count());
-      return { count };
+      return { count, numbers: () => [] };
     }
-    const bytes = NUMBERS[kind]?.bytes;
-    if (bytes === undefined) throw new Malformed(`it has an array of the unknown kind ${kind}`);
-    if (count <= KEPT_NUMBERS) return Array.from({ length: count }, () => this.number(kind));
-    this.take(bytes * count);
-    return { count };
+    const format = NUMBERS[kind];
+    if (!format) throw new Malformed(`it has an array of the unknown kind ${kind}`);
+    const { bytes } = format;
+    const at = this.take(bytes * count);
+    const read = Math.min(count, MODEL_LAYERS_COUNT);
+    return { count, numbers: () => Array.from({ length: read }, (_, index) => format.read(this.#view, at + index * bytes)) };
   }
 }
 
@@ -94,6 +100,7 @@ export function readGguf(bytes: Uint8Array, file_bytes: number): GgufHead {
     if (version !== 2 && version !== 3) throw new Malformed(`it is GGUF of version ${version}, and 2 and 3 are known`);
     reader.count();
     const count = reader.count();
+    if (count > GGUF_ENTRIES_COUNT) throw new Malformed(`it has ${count} entries, and ${GGUF_ENTRIES_COUNT} are read at most`);
     for (let i = 0; i < count; i++) {
       const key = reader.text();
       values.set(key, reader.value(reader.number(4)));
@@ -116,25 +123,23 @@ function shapeOf(values: ReadonlyMap<string, Value>, file_bytes: number): GgufHe
   };
   const layers = number("block_count");
   const width = number("embedding_length");
-  if (layers === null || width === null || layers > KEPT_NUMBERS)
+  if (layers === null || width === null || layers > MODEL_LAYERS_COUNT)
     throw new Malformed("it does not say how many layers it has, or how wide they are");
   const tokens = values.get("tokenizer.ggml.tokens");
-  const listed = typeof tokens === "object" && "count" in tokens ? tokens.count : 0;
-  const { kv_values, window_values, window } = keptValues(architecture, layers, width, of, number);
-  return {
-    shape: {
-      format: "gguf",
-      architecture,
-      weights_bytes: file_bytes,
-      kv_values,
-      window_values,
-      window,
-      context: number("context_length"),
-      vocabulary: number("vocab_size") ?? listed,
-      width,
-    },
-    files: typeof values.get("split.count") === "number" ? Math.max(1, values.get("split.count") as number) : 1,
-  };
+  const listed = typeof tokens === "object" ? tokens.count : 0;
+  const shape = v.safeParse(ModelShape, {
+    format: "gguf",
+    architecture,
+    weights_bytes: file_bytes,
+    ...keptValues(architecture, layers, width, of, number),
+    context: number("context_length"),
+    vocabulary: number("vocab_size") ?? listed,
+    width,
+  });
+  // What goes on from here is kept and sent on: a number that cannot be must not come so far.
+  if (!shape.success) throw new Malformed(`its header says what cannot be: ${v.getDotPath(shape.issues[0])}: ${shape.issues[0].message}`);
+  const files = values.get("split.count");
+  return { shape: shape.output, files: typeof files === "number" && Number.isInteger(files) && files > 1 ? files : 1 };
 }
 
 /**
@@ -161,10 +166,8 @@ function keptValues(
 ): Pick<ModelShape, "kv_values" | "window_values" | "window"> {
   const perLayer = (key: string, otherwise: number): number[] => {
     const value = of(key);
-    return Array.from({ length: layers }, (_, layer) => {
-      if (Array.isArray(value)) return (value as readonly number[])[layer] ?? otherwise;
-      return typeof value === "number" ? value : otherwise;
-    });
+    const listed = typeof value === "object" ? value.numbers() : [];
+    return Array.from({ length: layers }, (_, layer) => (typeof value === "number" ? value : (listed[layer] ?? otherwise)));
   };
   const heads = perLayer("attention.head_count", 0);
   const most = Math.max(1, ...heads);
@@ -175,10 +178,11 @@ function keptValues(
   const period = number("full_attention_interval");
   const window = number("attention.sliding_window") ?? number("attention.chunk_size") ?? 0;
   const pattern = of("attention.sliding_window_pattern");
+  const listed = typeof pattern === "object" ? pattern.numbers() : null;
   const every = typeof pattern === "number" ? pattern : WINDOW_PERIOD[architecture];
   const hasWindow = (layer: number): boolean => {
     if (window === 0) return false;
-    if (Array.isArray(pattern)) return (pattern as readonly number[])[layer] === 1;
+    if (listed) return listed[layer] === 1;
     return every !== undefined && layer % every < every - 1;
   };
   let [kv_values, window_values] = [0, 0];

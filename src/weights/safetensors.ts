@@ -1,9 +1,11 @@
 import * as v from "valibot";
-import type { ModelShape } from "../protocol/model-shape.ts";
+import { Bytes } from "../protocol/ids.ts";
+import { MODEL_LAYERS_COUNT } from "../protocol/limits.ts";
+import { ModelShape } from "../protocol/model-shape.ts";
 
 const Whole = v.pipe(v.number(), v.integer(), v.minValue(0));
 const Layers = v.looseObject({
-  num_hidden_layers: Whole,
+  num_hidden_layers: v.pipe(Whole, v.maxValue(MODEL_LAYERS_COUNT)),
   hidden_size: Whole,
   num_attention_heads: Whole,
   num_key_value_heads: v.optional(v.nullable(Whole)),
@@ -19,7 +21,7 @@ const Layers = v.looseObject({
   qk_rope_head_dim: v.optional(v.nullable(Whole)),
 });
 const Config = v.looseObject({ architectures: v.optional(v.array(v.string())), text_config: v.optional(v.looseObject({})) });
-const Index = v.looseObject({ metadata: v.looseObject({ total_size: v.optional(v.number()) }) });
+const Index = v.looseObject({ metadata: v.looseObject({ total_size: v.optional(Bytes) }) });
 
 /** Size of all weights as `model.safetensors.index.json` names it, in bytes; null when it does not. */
 export function indexedBytes(index: unknown): number | null {
@@ -37,17 +39,17 @@ export function readConfig(config: unknown, weights_bytes: number): { readonly s
   const read = v.safeParse(Layers, outer.output.text_config ?? outer.output);
   if (!read.success) return { fault: `its config.json does not say how large its layers are: ${read.issues[0].message}` };
   const { output: layers } = read;
-  return {
-    shape: {
-      format: "safetensors",
-      architecture: outer.output.architectures?.[0] ?? "unknown",
-      weights_bytes,
-      ...keptValues(layers),
-      context: layers.max_position_embeddings ?? null,
-      vocabulary: layers.vocab_size ?? 0,
-      width: layers.hidden_size,
-    },
-  };
+  const shape = v.safeParse(ModelShape, {
+    format: "safetensors",
+    architecture: outer.output.architectures?.[0] ?? "unknown",
+    weights_bytes,
+    ...keptValues(layers),
+    context: layers.max_position_embeddings ?? null,
+    vocabulary: layers.vocab_size ?? 0,
+    width: layers.hidden_size,
+  });
+  if (shape.success) return { shape: shape.output };
+  return { fault: `its config.json says what cannot be: ${v.getDotPath(shape.issues[0])}: ${shape.issues[0].message}` };
 }
 
 function keptValues(layers: v.InferOutput<typeof Layers>): Pick<ModelShape, "kv_values" | "window_values" | "window"> {

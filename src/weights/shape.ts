@@ -19,7 +19,10 @@ type ReadHead = (bytes: number) => Promise<Uint8Array>;
 /** Looks at weights on this machine: a GGUF file, the first part of a split one, or a folder of safetensors. Never rejects. */
 export async function lookAt(path: string): Promise<Found> {
   try {
-    return (await stat(path)).isDirectory() ? await folderAt(path) : await fileAt(path);
+    const about = await stat(path);
+    if (about.isDirectory()) return await folderAt(path);
+    // To open a pipe or a device may never end, and would tell nothing.
+    return about.isFile() ? await fileAt(path) : { shape: null, fault: "it is neither a file nor a folder" };
   } catch (error) {
     return { shape: null, fault: messageOf(error) };
   }
@@ -43,12 +46,15 @@ async function fileAt(path: string): Promise<Found> {
   }
 }
 
+const PART = /-\d{5}-of-/;
+
 /** All parts of a split model lie beside the first: `NAME-00001-of-00003.gguf`. */
 async function splitAt(path: string, shape: ModelShape, files: number): Promise<Found> {
   const name = basename(path);
+  if (!PART.test(name)) return { shape: null, fault: `it is one of ${files} parts, and its name does not say which` };
   let weights_bytes = 0;
   for (let part = 1; part <= files; part++) {
-    const beside = join(dirname(path), name.replace(/-\d{5}-of-/, `-${String(part).padStart(5, "0")}-of-`));
+    const beside = join(dirname(path), name.replace(PART, `-${String(part).padStart(5, "0")}-of-`));
     try {
       weights_bytes += (await stat(beside)).size;
     } catch {
@@ -82,7 +88,8 @@ async function folderAt(path: string): Promise<Found> {
 
 /** @returns undefined for what is too long or no JSON */
 async function jsonAt(path: string): Promise<unknown> {
-  if ((await stat(path)).size > MODEL_CONFIG_BYTES) return undefined;
+  const about = await stat(path);
+  if (!about.isFile() || about.size > MODEL_CONFIG_BYTES) return undefined;
   try {
     return JSON.parse(await readFile(path, "utf8"));
   } catch {
@@ -103,7 +110,7 @@ export async function shapeAtUrl(url: string, signal: AbortSignal): Promise<Mode
     const response = await fetch(url, { headers: { range: `bytes=0-${bytes - 1}`, "accept-encoding": "identity" }, signal: over });
     if (response.status !== 200 && response.status !== 206) throw new Error(`it answered ${response.status} ${response.statusText}`.trim());
     const total = /\/(\d+)$/.exec(response.headers.get("content-range") ?? "")?.[1] ?? response.headers.get("content-length");
-    size = Number(total ?? 0);
+    size = Number(total ?? 0) || 0;
     try {
       return await firstBytes(response, bytes);
     } finally {

@@ -84,11 +84,14 @@ test(
   "a drain that the server's death interrupts goes on when it is back",
   async () => {
     const [node = ""] = await nodesOf();
-    await fleet.must("ctl", "drain", node, "--detach");
+    const drained = fleet.must("ctl", "drain", node);
+    await fleet.waitFor("the drain", async () => (await fleet.nodeViews()).find(({ id }) => id === node)?.drain);
     await fleet.signal("server", "SIGKILL");
     fleet.startServer();
     await fleet.waitFor("the server to be back", () => fleet.status());
     expect((await fleet.nodeViews()).find(({ id }) => id === node)?.drain).not.toBeNull();
+    // Who watches the drain goes on watching.
+    expect((await drained).err).toContain(`${node} is empty`);
     await fleet.waitFor(
       "the node to be empty",
       async () => (await fleet.nodeViews()).find(({ id }) => id === node)?.replicas.length === 0,

@@ -2,7 +2,7 @@ import { setTimeout as sleep } from "node:timers/promises";
 import { object } from "valibot";
 import { DrainSteps, NodeList, ReplicaList, type NodeView, type NodeWish, type ReplicaView } from "../../protocol/admin-api.ts";
 import { OperatorError } from "../../protocol/errors.ts";
-import { WAIT_POLL_MS } from "../../protocol/limits.ts";
+import { SERVER_AWAY_MS, WAIT_POLL_MS } from "../../protocol/limits.ts";
 import { nearest } from "../../protocol/nearest.ts";
 import type { AdminClient } from "../admin-client.ts";
 import { duration } from "../duration.ts";
@@ -105,10 +105,33 @@ async function showPlan(client: AdminClient, node: string, output: (typeof outpu
   });
 }
 
+type Seen = readonly [NodeView, readonly ReplicaView[]];
+
+/** What is left on a node, or why the server does not say: one that restarts meanwhile goes on with the drain. */
+async function seenOrAway(client: AdminClient, id: string): Promise<Seen | OperatorError> {
+  try {
+    const [node, { items }] = await Promise.all([nodeOf(client, id), client.get("/admin/v1/replicas", ReplicaList)]);
+    return [node, items];
+  } catch (error) {
+    if (error instanceof OperatorError && (error.code === "E_UNREACHABLE" || error.code === "E_TIMEOUT")) return error;
+    throw error;
+  }
+}
+
 /** Says what is left whenever that changes; the drain itself goes on without anybody watching. */
 async function waitEmpty(client: AdminClient, id: string, io: Io): Promise<void> {
+  let heard_ms = performance.now();
   for (let last = ""; ; await sleep(WAIT_POLL_MS)) {
-    const [node, { items }] = await Promise.all([nodeOf(client, id), client.get("/admin/v1/replicas", ReplicaList)]);
+    const seen = await seenOrAway(client, id);
+    if (seen instanceof OperatorError) {
+      if (performance.now() - heard_ms > SERVER_AWAY_MS) throw seen;
+      const away = `${seen.message}: ${seen.why}; the drain is kept, and goes on with the server`;
+      if (away !== last) io.err(away);
+      last = away;
+      continue;
+    }
+    heard_ms = performance.now();
+    const [node, items] = seen;
     const here = items.filter((replica) => node.replicas.includes(replica.id));
     if (here.length === 0) return;
     if (!node.drain) {

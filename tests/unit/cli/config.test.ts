@@ -18,6 +18,21 @@ test.each([
   expect(recognise(text)).toBe(kind as ReturnType<typeof recognise>);
 });
 
+/** What `llmgw config check` says of a file. */
+async function faultOf(text: string): Promise<OperatorError | null> {
+  const folder = await mkdtemp(join(tmpdir(), "llmgw-check-"));
+  try {
+    await Bun.write(join(folder, "file.yaml"), text);
+    const io = { out: () => {}, err: () => {}, isTerminal: false, isErrTerminal: false, color: false, env: {}, cwd: folder };
+    return await dispatch(configCommands, ["check", join(folder, "file.yaml")], io).then(
+      () => null,
+      (thrown: OperatorError) => thrown,
+    );
+  } finally {
+    await rm(folder, { recursive: true, force: true });
+  }
+}
+
 test.each([
   ['listen: { gateway: "0.0.0.0:8080" }', "in clear"],
   ["gateway: { auth: none }\nlisten: { gateway: 10.0.0.2:8080 }", "loopback only"],
@@ -26,16 +41,12 @@ test.each([
   ["models: [{ name: a, engine: vllm, source: /m, args: { hos: 0.0.0.0 } }]", "model a: args may not set hos, it means --host"],
   ["models: [{ name: a, engine: sglang, source: /m, context: 5, args: { context-length: 6 } }]", "beside context"],
 ])("%j reads well, but no program would start from it", async (text, why) => {
-  const folder = await mkdtemp(join(tmpdir(), "llmgw-check-"));
-  try {
-    await Bun.write(join(folder, "file.yaml"), text);
-    const io = { out: () => {}, err: () => {}, isTerminal: false, isErrTerminal: false, color: false, env: {}, cwd: folder };
-    const error = await dispatch(configCommands, ["check", join(folder, "file.yaml")], io).then(
-      () => null,
-      (thrown: OperatorError) => thrown,
-    );
-    expect(error).toMatchObject({ code: "E_CONFIG", why: expect.stringContaining(why) });
-  } finally {
-    await rm(folder, { recursive: true, force: true });
-  }
+  expect(await faultOf(text)).toMatchObject({ code: "E_CONFIG", why: expect.stringContaining(why) });
+});
+
+test("what every report of a rank would have to carry is bounded", async () => {
+  const entry = (args: string) => `models: [{ name: a, engine: sim, args: { chat-template: "${args}" } }]`;
+  expect(await faultOf(entry("x".repeat(10_000)))).toBeNull();
+  expect(await faultOf(entry("x".repeat(1_000_000)))).toMatchObject({ code: "E_CONFIG" });
+  expect(await faultOf(`models: [{ name: a, engine: llamacpp, source: "/${"x".repeat(5_000)}" }]`)).toMatchObject({ code: "E_CONFIG" });
 });

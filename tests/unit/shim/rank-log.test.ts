@@ -2,8 +2,8 @@ import { afterEach, beforeEach, expect, test } from "bun:test";
 import { mkdtemp, readdir, rm, stat } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { LOG_LINE_BYTES } from "../../../src/protocol/limits.ts";
-import { lineSplitter, RankLog, tailOf } from "../../../src/shim/rank-log.ts";
+import { EXIT_LOG_BYTES, EXIT_LOG_LINES_COUNT, LOG_LINE_BYTES } from "../../../src/protocol/limits.ts";
+import { lastLinesOf, lineSplitter, RankLog, tailOf } from "../../../src/shim/rank-log.ts";
 
 let folder: string;
 beforeEach(async () => {
@@ -97,4 +97,16 @@ test("a secret is in no piece, wherever a stream is cut", () => {
     expect(seen.filter((line) => line.includes(key.slice(0, 20)))).toEqual([]);
     expect(seen.at(-1)).toBe("end");
   }
+});
+
+test("the last lines that travel with an exit are the newest, and as many as fit however they are written", () => {
+  const log = new RankLog(folder);
+  for (let n = 0; n < 100; n += 1) log.add(`line ${n}`);
+  expect(lastLinesOf(folder)).toEqual(Array.from({ length: EXIT_LOG_LINES_COUNT }, (_, index) => `line ${80 + index}`));
+  for (let n = 0; n < 100; n += 1) log.add(`${n} ${"\u001b".repeat(500)}`);
+  const lines = lastLinesOf(folder);
+  expect(lines.at(-1)).toStartWith("99 ");
+  expect(Buffer.byteLength(JSON.stringify(lines))).toBeLessThanOrEqual(EXIT_LOG_BYTES * 1.1);
+  log.add("\u001b".repeat(LOG_LINE_BYTES));
+  expect(lastLinesOf(folder)).toEqual([]);
 });

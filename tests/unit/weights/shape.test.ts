@@ -1,8 +1,10 @@
 import { afterAll, beforeAll, expect, test } from "bun:test";
 import fc from "fast-check";
-import { mkdir, mkdtemp, rm, writeFile } from "node:fs/promises";
+import { mkdir, mkdtemp, rm, symlink, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import * as v from "valibot";
+import { ModelShape } from "../../../src/protocol/model-shape.ts";
 import { readGguf } from "../../../src/weights/gguf.ts";
 import { readConfig } from "../../../src/weights/safetensors.ts";
 import { lookAt, shapeAtUrl } from "../../../src/weights/shape.ts";
@@ -113,6 +115,30 @@ test("whatever the bytes are, reading them ends with a shape, a fault or a wish 
   );
 });
 
+/** What a file may claim of itself, and no model is. */
+const ABSURD: GgufValue[] = [-1, 0.5, 1e19, 1e300, Number.NaN, Number.POSITIVE_INFINITY, [-1], [1e300, Number.NaN], "x".repeat(1_000)];
+
+test("whatever a header claims, what comes of it can be kept and sent", () => {
+  const keys = [...Object.keys(LLAMA), "llama.attention.key_length", "llama.attention.sliding_window", "llama.attention.kv_lora_rank"];
+  fc.assert(
+    fc.property(
+      fc.dictionary(fc.constantFrom(...keys), fc.constantFrom(...ABSURD), { minKeys: 1 }),
+      fc.constantFrom(5, 1e300),
+      (lies, size) => {
+        const head = readGguf(ggufHead({ ...LLAMA, ...lies }), size);
+        return !("shape" in head) || v.is(ModelShape, JSON.parse(JSON.stringify(head.shape)));
+      },
+    ),
+    { numRuns: 2_000 },
+  );
+});
+
+test("a header of endless small entries is not read to its end", () => {
+  const bytes = Buffer.concat([ggufHead({}), Buffer.alloc(13 * 100_000)]);
+  bytes.writeBigUInt64LE(100_000n, 16);
+  expect(readGguf(bytes, bytes.length)).toEqual({ fault: "it has 100000 entries, and 10000 are read at most" });
+});
+
 const LAYERS = { num_hidden_layers: 4, hidden_size: 1_024, num_attention_heads: 8, num_key_value_heads: 2, vocab_size: 1_000 };
 test.each([
   ["grouped heads", LAYERS, { kv_values: 4 * 2 * 2 * 128, window: 0 }],
@@ -127,6 +153,25 @@ test.each([
   ["a model that sees", { text_config: LAYERS, architectures: ["SeesForConditionalGeneration"] }, { kv_values: 4 * 512 }],
 ])("safetensors: %s", (_name, config, shape) => {
   expect(readConfig(config, 77)).toMatchObject({ shape: { format: "safetensors", weights_bytes: 77, ...shape } });
+});
+
+test("whatever a config.json claims, what comes of it can be kept and sent", () => {
+  const claims = fc.constantFrom(-1, 0.5, 2 ** 53, 1e300, "many", null, ["full_attention"], "x".repeat(1_000));
+  const key = fc.constantFrom(
+    ...Object.keys(LAYERS),
+    "head_dim",
+    "sliding_window",
+    "kv_lora_rank",
+    "max_position_embeddings",
+    "layer_types",
+  );
+  fc.assert(
+    fc.property(fc.dictionary(key, claims, { minKeys: 1 }), claims, fc.constantFrom(0, 1e300, -5), (lies, architecture, bytes) => {
+      const read = readConfig({ ...LAYERS, ...lies, architectures: [architecture] }, bytes);
+      return !("shape" in read) || v.is(ModelShape, JSON.parse(JSON.stringify(read.shape)));
+    }),
+    { numRuns: 2_000 },
+  );
 });
 
 test("a folder: from its index, or the sizes of its files; a config without layers is no shape", async () => {
@@ -152,6 +197,31 @@ test("a split model is as large as its parts, and one that lacks a part says whi
   expect(await lookAt(part(1))).toMatchObject({ fault: "", shape: { weights_bytes: head.length + 1_500 } });
 });
 
+test("a file that says it is one of many parts, and is not named as one, is a fault at once", async () => {
+  const path = join(folder, "alone.gguf");
+  await writeFile(path, ggufHead({ ...LLAMA, "split.count": 2 ** 32 - 1 }));
+  expect(await lookAt(path)).toEqual({ shape: null, fault: "it is one of 4294967295 parts, and its name does not say which" });
+});
+
+test("pipes, sockets and devices are never opened, wherever they lie", async () => {
+  const pipe = join(folder, "pipe");
+  expect(await Bun.spawn(["mkfifo", pipe]).exited).toBe(0);
+  const socket = join(folder, "socket");
+  const server = Bun.serve({ unix: socket, fetch: () => new Response("") });
+  const models = [pipe, "/dev/zero"].map((inside, index) => ({ inside, at: join(folder, `odd-${index}`) }));
+  try {
+    for (const path of [pipe, socket, "/dev/zero", "/dev/tty"])
+      expect(await lookAt(path)).toEqual({ shape: null, fault: "it is neither a file nor a folder" });
+    for (const { inside, at } of models) {
+      await mkdir(at);
+      await symlink(inside, join(at, "config.json"));
+      expect(await lookAt(at)).toEqual({ shape: null, fault: "" });
+    }
+  } finally {
+    await server.stop(true);
+  }
+});
+
 test("what is not there is a fault; what is no model is for the engine to judge", async () => {
   expect((await lookAt(join(folder, "nothing.gguf"))).fault).toContain("ENOENT");
   await writeFile(join(folder, "text.gguf"), "some text");
@@ -170,6 +240,8 @@ test("at a URL the header is enough: with ranges, without them, and after a redi
     fetch: (request) => {
       const { pathname } = new URL(request.url);
       if (pathname === "/moved") return Response.redirect("/ranges", 302);
+      if (pathname === "/endless") return new Response(long, { headers: { "content-range": `bytes 0-1/${"9".repeat(40)}` } });
+      if (pathname === "/round") return Response.redirect("/round", 302);
       if (pathname === "/none") return new Response("no", { status: 404 });
       const end = Number(/bytes=0-(\d+)/.exec(request.headers.get("range") ?? "")?.[1] ?? long.length);
       if (pathname === "/whole") return new Response(long);
@@ -184,6 +256,8 @@ test("at a URL the header is enough: with ranges, without them, and after a redi
     expect(sent).toBeLessThan(3 * long.length);
     expect(await at("/moved")).toMatchObject({ weights_bytes: long.length * 100 });
     expect(await at("/whole")).toMatchObject({ weights_bytes: long.length });
+    expect(await at("/endless")).toBeNull();
+    expect(await at("/round").then(() => "", String)).toMatch(/redirect/i);
     expect(await at("/none").then(() => "", String)).toContain("404");
   } finally {
     await server.stop(true);
