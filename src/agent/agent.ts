@@ -44,6 +44,7 @@ import { NodeState } from "./node-state.ts";
 import { Places } from "./places.ts";
 import type { RankContext } from "./rank.ts";
 import { Ranks } from "./ranks.ts";
+import type { ShimPatience } from "./shim-client.ts";
 import { WeightsWatch } from "./weights-watch.ts";
 
 export interface AgentOptions {
@@ -53,6 +54,8 @@ export interface AgentOptions {
   readonly signal: AbortSignal;
   /** What it starts ends when this process is gone; null = never. */
   readonly owner_pid: number | null;
+  /** How long shims are waited for, when not as usual. */
+  readonly patience?: ShimPatience;
 }
 
 /** The node id of a configuration: as given, else the host name without its domain. */
@@ -101,7 +104,7 @@ function weightsOf({ config }: AgentOptions): WeightStore {
 type RanksRest = Pick<RankContext, "weights" | "engine_user" | "revocations" | "changed">;
 
 function ranksOf(options: AgentOptions, engines: NodeEngines, rest: RanksRest): Ranks {
-  const { config, log, owner_pid, signal } = options;
+  const { config, log, owner_pid, signal, patience } = options;
   const node = nodeIdOf(config);
   return new Ranks({
     ...rest,
@@ -114,6 +117,7 @@ function ranksOf(options: AgentOptions, engines: NodeEngines, rest: RanksRest): 
     owner_pid,
     custody: custodyOf(config.custody, owner_pid !== null),
     closed: signal,
+    patience,
     enginePath: (kind) => engines.path(kind),
     cache_folder: engines.cache_folder,
     refusal: (launch, weights_path) => engines.refusal(launch, weights_path),

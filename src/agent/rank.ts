@@ -9,7 +9,7 @@ import { ownProgram } from "../os/program.ts";
 import { RankExit } from "../protocol/agent-api.ts";
 import type { RankStatus } from "../protocol/agent-api.ts";
 import { messageOf, OperatorError, parseAs, explain } from "../protocol/errors.ts";
-import { FETCH_PROGRESS_MS, SHIM_SILENT_MS, SHIM_START_MS } from "../protocol/limits.ts";
+import { FETCH_PROGRESS_MS, SHIM_FROZEN_MS, SHIM_SILENT_MS, SHIM_START_MS } from "../protocol/limits.ts";
 import type { RankLaunch, Revocation } from "../protocol/plan.ts";
 import { PROTOCOL } from "../protocol/protocol.ts";
 import type { ShimSpec, ShimStatus, WrittenShimSpec } from "../protocol/shim-api.ts";
@@ -17,7 +17,7 @@ import { lastLinesOf, RankLog } from "../shim/rank-log.ts";
 import type { WeightStore } from "../weights/store.ts";
 import type { Custody } from "./custody.ts";
 import type { Places } from "./places.ts";
-import { ShimClient } from "./shim-client.ts";
+import { isSilence, ShimClient, type ShimPatience } from "./shim-client.ts";
 
 /** A shim found again is waited for this long at first, so that one that hangs does not keep the agent from starting, in ms. */
 const GREETING_MS = 5_000;
@@ -41,6 +41,8 @@ export interface RankContext {
   readonly custody: Custody;
   /** Aborts when the agent goes: nothing is followed any more, nothing is ended. */
   readonly closed: AbortSignal;
+  /** How long shims are waited for, when not as usual. */
+  readonly patience?: ShimPatience | undefined;
   /** Where engines keep what they compile. */
   readonly cache_folder: string;
   /** Why the engine would refuse what it is started with, in a sentence; null when nothing is known to speak against it. */
@@ -90,7 +92,7 @@ export class Rank {
     this.launch = launch;
     this.folder = join(context.ranks_folder, launch.attempt);
     this.#context = context;
-    this.#shim = new ShimClient(socketsOf(context.socket_folder, launch.attempt).control);
+    this.#shim = new ShimClient(socketsOf(context.socket_folder, launch.attempt).control, context.patience);
     this.#log = context.log.with({ attempt: launch.attempt, replica: launch.replica });
     const { attempt, replica, rank } = launch;
     const phase = launch.weights === null ? "starting" : "fetching";
@@ -162,26 +164,44 @@ export class Rank {
    */
   async #follow(patience_ms: number): Promise<void> {
     let revision = 0;
-    const { closed } = this.#context;
+    let answered = false;
+    let silent_since: number | null = null;
+    const { closed, patience } = this.#context;
     const started = performance.now();
     while (!closed.aborted) {
       try {
         const status = await this.#shim.status(revision, closed);
         ({ revision } = status);
+        [answered, silent_since] = [true, null];
         this.#take(status);
         if (status.phase === "exited") return;
         await this.#tell();
-      } catch {
+      } catch (error) {
         if (closed.aborted) return;
+        const now = performance.now();
+        if (isSilence(error)) {
+          if (silent_since !== null) this.#showFrozen();
+          silent_since ??= now;
+          // Asked for what it has, it is to answer at once.
+          revision = 0;
+        }
         // Nobody answers: it has not opened its socket yet, has left its exit behind, or died without.
         const asked = this.#stop?.asked;
-        const late = revision === 0 && performance.now() - started > patience_ms;
-        const silent = asked !== undefined && performance.now() - asked > SHIM_SILENT_MS;
+        const late = !answered && now - started > patience_ms;
+        const silent = asked !== undefined && now - asked > SHIM_SILENT_MS;
+        const frozen = silent_since !== null && now - silent_since > (patience?.frozen_ms ?? SHIM_FROZEN_MS);
         if (!this.#isShimAlive()) return this.bury("its shim is gone");
-        if (late || silent) return this.bury("its shim does not answer");
+        if (late || silent || frozen) return this.bury("its shim does not answer");
         await Bun.sleep(ASK_AGAIN_MS);
       }
     }
+  }
+
+  /** A shim that lives and does not get on serves nobody: the rank is not ready until it does. */
+  #showFrozen(): void {
+    if (this.#status.phase !== "ready") return;
+    this.#log.warn("a shim does not answer");
+    this.#change({ phase: "starting", detail: "its shim does not answer" });
   }
 
   #isShimAlive(): boolean {

@@ -1,23 +1,35 @@
 import { fetchUnix } from "../os/unix-http.ts";
 import { parseAs } from "../protocol/errors.ts";
-import { BLOCKING_QUERY_MS } from "../protocol/limits.ts";
+import { BLOCKING_QUERY_MS, SHIM_ANSWER_MS } from "../protocol/limits.ts";
 import type { Revocation } from "../protocol/plan.ts";
 import { ShimStatus } from "../protocol/shim-api.ts";
 
-/** Time a shim has beyond the wait it was asked for, in ms. */
-const PATIENCE_MS = 10_000;
+/** How long an agent waits for its shims, in ms. */
+export interface ShimPatience {
+  /** For an answer that may be held until there is news. */
+  readonly news_ms: number;
+  /** For an answer that is due at once. */
+  readonly answer_ms: number;
+  /** For any sign of a shim that lives. */
+  readonly frozen_ms: number;
+}
+
+/** Whether it was taken, and nothing came: whoever it was sent to is there and does not get on. */
+export const isSilence = (error: unknown): boolean => error instanceof Error && error.name === "TimeoutError";
 
 /** The agent's side of one shim's control socket. Every call rejects when nobody answers. */
 export class ShimClient {
   readonly #socket: string;
+  readonly #patience: Omit<ShimPatience, "frozen_ms">;
 
-  constructor(socket: string) {
+  constructor(socket: string, patience = { news_ms: BLOCKING_QUERY_MS + SHIM_ANSWER_MS, answer_ms: SHIM_ANSWER_MS }) {
     this.#socket = socket;
+    this.#patience = patience;
   }
 
   /** The status once it is no longer of revision `after` (at once with 0), or after BLOCKING_QUERY_MS. */
   async status(after: number, signal?: AbortSignal): Promise<ShimStatus> {
-    const limit = AbortSignal.timeout(BLOCKING_QUERY_MS + PATIENCE_MS);
+    const limit = AbortSignal.timeout(after === 0 ? this.#patience.answer_ms : this.#patience.news_ms);
     const answer = await fetchUnix(this.#socket, `/status?after=${after}`, { signal: signal ? AbortSignal.any([signal, limit]) : limit });
     return parseAs(ShimStatus, await answer.json(), "the shim's status");
   }
@@ -35,7 +47,7 @@ export class ShimClient {
     const answer = await fetchUnix(this.#socket, path, {
       method: "POST",
       body: JSON.stringify(body),
-      signal: AbortSignal.timeout(PATIENCE_MS),
+      signal: AbortSignal.timeout(this.#patience.answer_ms),
     });
     if (!answer.ok) throw new Error(`the shim answered ${answer.status}: ${await answer.text()}`);
   }

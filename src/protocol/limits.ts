@@ -159,6 +159,10 @@ export const SHIM_START_MS = 15_000;
 export const SYSTEMD_ANSWER_MS = 30_000;
 /** A shim that is to stop and has not answered for this long is killed with all of its rank. */
 export const SHIM_SILENT_MS = 20_000;
+/** A shim must answer its agent within this time, beyond the wait it was asked for. */
+export const SHIM_ANSWER_MS = 10_000;
+/** A shim that lives and answers nobody for this long is frozen: it is killed with all of its rank. */
+export const SHIM_FROZEN_MS = 60_000;
 /** Folders of ended attempts a node keeps at most, for their logs; the oldest go. */
 export const KEPT_FOLDERS_COUNT = 100;
 

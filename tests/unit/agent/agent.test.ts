@@ -108,6 +108,25 @@ describe("an agent", () => {
   );
 
   test(
+    "a shim that is frozen is not ready, is ready again when it gets on, and is killed with its rank when it does not",
+    async () => {
+      node.start({ patience: { news_ms: 500, answer_ms: 500, frozen_ms: 3_000 } });
+      const { launch, engine } = await serving();
+      const [shim = 0] = await shimsOf(specOf(launch));
+      signalProcess(shim, "SIGSTOP", "leader");
+      await server.sees(launch.attempt, "a rank that is not ready", ({ detail }) => detail === "its shim does not answer");
+      signalProcess(shim, "SIGCONT", "leader");
+      const { engine_pid } = await server.sees(launch.attempt, "a rank that is ready again", isPhase("ready"));
+      expect(engine_pid).toBe(engine);
+      signalProcess(shim, "SIGSTOP", "leader");
+      const { exit } = await server.sees(launch.attempt, "the end", isPhase("exited"));
+      expect(exit).toMatchObject({ kind: "died", reason: "its shim does not answer" });
+      await isGone(engine);
+    },
+    TEST_MS,
+  );
+
+  test(
     "killed with -9, the next one finds the same engine and never shows it as anything but ready",
     async () => {
       const first = node.spawn();

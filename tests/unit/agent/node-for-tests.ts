@@ -19,7 +19,7 @@ export interface TestNode {
   readonly config: AgentConfig;
   readonly options: AgentOptions;
   /** An agent in this process. It is ended like one that is killed: at once, leaving all as it is. */
-  start(): { readonly over: Promise<void>; end(): Promise<void> };
+  start(more?: Partial<AgentOptions>): { readonly over: Promise<void>; end(): Promise<void> };
   /** An agent in a process of its own. */
   spawn(...more: string[]): Bun.Subprocess<"ignore", "pipe", "pipe">;
   writeIdentity(identity: Identity): Promise<void>;
@@ -64,9 +64,9 @@ export async function testNode(identity: Identity, servers: string[], more: Part
     config,
     options,
     writeIdentity,
-    start: () => {
+    start: (rest = {}) => {
       const over = new AbortController();
-      const done = runAgent({ ...options, signal: over.signal });
+      const done = runAgent({ ...options, ...rest, signal: over.signal });
       const end = async () => {
         over.abort();
         await done;
