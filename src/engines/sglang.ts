@@ -1,5 +1,5 @@
 import { join } from "node:path";
-import { ENGINE_START_MS } from "../protocol/limits.ts";
+import { ENGINE_START_MS, PROBE_MS } from "../protocol/limits.ts";
 import type { RankLaunch } from "../protocol/plan.ts";
 import { argsOf, argvOf, chosen, flag, wordsOf } from "./args.ts";
 import type { Endpoint, Engine, EngineCommand, Flag, FlagRules, LaunchInput } from "./engine.ts";
@@ -96,6 +96,8 @@ function command(input: LaunchInput): EngineCommand {
     ...pythonEnv(input),
     // Its health would make a token each time it is asked.
     SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION: "0",
+    // Its own limit ends before that of the question.
+    SGLANG_HEALTH_CHECK_TIMEOUT: String(PROBE_MS / 1_000 - 5),
     ...(launch.gang && { SGLANG_HOST_IP: launch.door.address }),
   };
   const files = endpoint.kind === "loopback" ? [{ path: key_file, text: `api-key: ${endpoint.key}\n` }] : [];

@@ -9,7 +9,7 @@ import { engineOf } from "../engines/registry.ts";
 import { writeAtomic } from "../os/files.ts";
 import { makeLog } from "../os/log.ts";
 import type { Log } from "../os/log.ts";
-import { intakeOf, processorTimeOf_ms, userOf, watchOwner } from "../os/process.ts";
+import { intakeOf, userOf, watchOwner } from "../os/process.ts";
 import type { UnixUser } from "../os/process.ts";
 import { ownProgram } from "../os/program.ts";
 import { serveUnix } from "../os/unix-http.ts";
@@ -32,9 +32,9 @@ import { EngineLink, endpointFor } from "./engine-link.ts";
 import { EngineProcess } from "./engine-process.ts";
 import type { EngineEnd } from "./engine-process.ts";
 import { gangEnvironment, takenPort } from "./gang-network.ts";
-import { afterLook, alive } from "./liveness.ts";
 import { lastLinesOf, RankLog } from "./rank-log.ts";
 import { RankState } from "./rank-state.ts";
+import { watchVitals } from "./vitals-watch.ts";
 
 /** The file an ended attempt leaves in its folder. */
 export const EXIT_FILE = "exit.json";
@@ -247,33 +247,19 @@ class Shim {
     return (await this.#link?.ask(path, limits.PROBE_MS)) ?? [0, ""];
   }
 
-  /** Resolves when the ready engine has owed answers for too long without getting on with any. */
   async #watchVitals(session: number): Promise<{ readonly stuck: string }> {
     const { stuck_ms, launch } = this.#spec;
     const { vitals } = this.#engine;
-    const interval_ms = Math.min(limits.VITALS_INTERVAL_MS, stuck_ms / 4);
-    let liveness = alive(performance.now());
-    let used_ms = 0;
-    let told = false;
-    for (;;) {
-      await Bun.sleep(interval_ms);
-      if (this.#state.status.phase !== "ready") continue;
-      const { owed } = this.#door;
-      const [status, metrics] = owed > 0 ? await this.#ask(vitals.path) : [0, ""];
-      const mark = status === 200 ? vitals.read(metrics) : null;
-      // Metrics under other names than these are no sign of anything.
-      const unknown = status !== 0 && mark === null;
-      if (unknown && !told) this.#log.warn("cannot tell from its metrics whether the engine gets on", { status, path: vitals.path });
-      told ||= unknown;
-      const now = performance.now();
-      const used = owed > 0 && launch.gpus.length === 0 ? await processorTimeOf_ms(session) : used_ms;
-      const busy = used - used_ms >= limits.ENGINE_WORKS_SHARE * (now - liveness.at_ms);
-      used_ms = used;
-      liveness = afterLook(liveness, { at_ms: now, owed, mark, busy: unknown || (busy && used > 0) });
-      if (liveness.still_ms < stuck_ms) continue;
-      const requests = `${owed} request${owed === 1 ? "" : "s"} in flight`;
-      return { stuck: `the engine is stuck: ${requests}, and no token or step in ${Math.round(liveness.still_ms / 1_000)} s` };
-    }
+    const stuck = await watchVitals({
+      vitals,
+      stuck_ms,
+      session: launch.gpus.length === 0 ? session : null,
+      isReady: () => this.#state.status.phase === "ready",
+      owed: () => this.#door.owed,
+      ask: (path) => this.#ask(path),
+      cannotTell: (status) => this.#log.warn("cannot tell from its metrics whether the engine gets on", { status, path: vitals.path }),
+    });
+    return { stuck };
   }
 
   async #endStuck(engine: EngineProcess, reason: string): Promise<RankExit> {
