@@ -23,9 +23,10 @@ export interface FleetNode {
 }
 
 /** State of a node from how long it has been silent. */
-export function stateOf(node: FleetNode, started_ms: number, now_ms: number): Pick<NodeSeen, "state" | "state_reason"> {
-  // A server that has just started gives every node the whole grace time to find it.
-  const heard_ms = Math.max(node.kept.last_seen_ms, started_ms);
+export function stateOf(node: FleetNode, listening_ms: number, now_ms: number): Pick<NodeSeen, "state" | "state_reason"> {
+  const { last_seen_ms } = node.kept;
+  // While nobody listened nobody could be heard. A time to come is of a clock that has been set since.
+  const heard_ms = last_seen_ms > now_ms ? listening_ms : Math.max(last_seen_ms, listening_ms);
   const silent_ms = now_ms - heard_ms;
   const reason = `no report for ${Math.round(silent_ms / 1_000)} s`;
   if (silent_ms >= NODE_LOST_AFTER_MS) return { state: "lost", state_reason: reason };
@@ -42,6 +43,9 @@ export function cordonOf(intent: NodeIntent | undefined): string | null {
 /** Everything the server holds in memory, and who waits for it to change. */
 export class Fleet {
   readonly started_ms: number;
+  /** Since when this server listens without a pause: every node has the whole grace time from then on. */
+  listening_ms: number;
+  #looked_ms: number;
   readonly nodes = new Map<NodeId, FleetNode>();
   replicas: readonly Replica[] = [];
   /** The catalog as it was read last. */
@@ -76,6 +80,8 @@ export class Fleet {
   constructor(version: PlanVersion, started_ms: number) {
     this.version = version;
     this.started_ms = started_ms;
+    this.listening_ms = started_ms;
+    this.#looked_ms = started_ms;
   }
 
   /** What is wanted. */
@@ -100,6 +106,12 @@ export class Fleet {
   notify(): void {
     this.notice_count += 1;
     this.wakeAll();
+  }
+
+  /** The server looks at its fleet. If it has not for long, it or its machine stood still, or the clock was set. */
+  look(now_ms: number): void {
+    if (Math.abs(now_ms - this.#looked_ms) >= NODE_SUSPECT_AFTER_MS) this.listening_ms = now_ms;
+    this.#looked_ms = now_ms;
   }
 
   /** A node has joined just now. */
@@ -215,7 +227,7 @@ export class Fleet {
   transitions(now_ms: number): Happening[] {
     const news: Happening[] = [];
     for (const [id, node] of this.nodes) {
-      const { state, state_reason } = stateOf(node, this.started_ms, now_ms);
+      const { state, state_reason } = stateOf(node, this.listening_ms, now_ms);
       const before = this.#told.get(id) ?? "ready";
       if (state === before) continue;
       this.#told.set(id, state);
@@ -229,7 +241,7 @@ export class Fleet {
   /** Which nodes share which fabric, by what their ports see. Islands keep their names from one call to the next. */
   fabrics(now_ms: number): Fabrics {
     // A lost node's ports tell of a fabric that may no longer be as it was.
-    const present = [...this.nodes.values()].filter((node) => stateOf(node, this.started_ms, now_ms).state !== "lost");
+    const present = [...this.nodes.values()].filter((node) => stateOf(node, this.listening_ms, now_ms).state !== "lost");
     const ports = present.flatMap(({ kept }) => (kept.inventory.ports ?? []).map((port) => ({ ...port, node: kept.id })));
     const fabrics = islandsOf(ports, this.#island_numbers);
     this.#island_numbers = fabrics.numbers;
@@ -242,7 +254,7 @@ export class Fleet {
       .map((node) => ({
         id: node.kept.id,
         address: node.kept.address,
-        ...stateOf(node, this.started_ms, now_ms),
+        ...stateOf(node, this.listening_ms, now_ms),
         inventory: node.kept.inventory,
         holds: sourcesKept(this.catalog, node.kept.inventory),
         ranks: node.ranks,

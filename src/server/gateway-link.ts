@@ -26,7 +26,7 @@ export interface GatewayLinkOptions {
 export class GatewayLink {
   readonly #options: GatewayLinkOptions;
   #status: GatewayStatus | null = null;
-  #heard_ms = 0;
+  #routes_ms = 0;
   #why = "not asked yet";
   #sent = "";
   readonly #wakeup = new Wakeup();
@@ -48,11 +48,11 @@ export class GatewayLink {
   }
 
   /**
-   * Requests in flight per attempt; null while nobody says. An answer that is not fresh does not count: a replica that has
-   * drained for longer than that has left the routes the answer was counted by.
+   * Requests in flight per attempt; null while nobody says. They are counted by the routes of that time, and no longer fresh
+   * after a while: a replica that has drained for longer than that has left those routes.
    */
   in_flight(): ReadonlyMap<string, number> | null {
-    if (Date.now() - this.#heard_ms > DRAIN_SETTLE_MS - GATEWAY_STATUS_INTERVAL_MS) return null;
+    if (Date.now() - this.#routes_ms > DRAIN_SETTLE_MS - GATEWAY_STATUS_INTERVAL_MS) return null;
     return this.#status && new Map(this.#status.loads.map((load) => [load.attempt, load.in_flight]));
   }
 
@@ -83,15 +83,17 @@ export class GatewayLink {
     const { log } = this.#options;
     const before = this.#status;
     try {
-      const status = await this.#ask("/status", {}, GatewayStatus);
+      let status = await this.#ask("/status", {}, GatewayStatus);
       if (!before || before.pid !== status.pid) {
         log.info("the gateway answers", { gateway_pid: status.pid, gateway_version: status.llmgw_version });
         this.#sent = "";
         this.#starts = 0;
       }
+      const routes_ms = Date.now();
+      // What was counted by older routes may miss what they have let in since.
+      if (await this.#send(status.snapshot)) status = await this.#ask("/status", {}, GatewayStatus);
       this.#status = status;
-      this.#heard_ms = Date.now();
-      await this.#send(status.snapshot);
+      this.#routes_ms = routes_ms;
     } catch (error) {
       this.#why = messageOf(error);
       if (this.#status) log.error("the gateway does not answer", { why: this.#why });
@@ -100,10 +102,11 @@ export class GatewayLink {
     }
   }
 
-  async #send(has: PlanVersion | null): Promise<void> {
+  /** @returns whether anything was new to the gateway */
+  async #send(has: PlanVersion | null): Promise<boolean> {
     const content = this.#options.content();
     const text = JSON.stringify(content);
-    if (text === this.#sent) return;
+    if (text === this.#sent) return false;
     // This server is the only one that sends, so the next number is one more than what is there.
     const version = { epoch: has?.epoch ?? 1, generation: (has?.generation ?? 0) + 1 };
     const answer = await fetchUnix(this.#options.socket, "/snapshot", {
@@ -113,6 +116,7 @@ export class GatewayLink {
     });
     if (!answer.ok) throw new Error(`it did not take a snapshot: ${await answer.text()}`);
     this.#sent = text;
+    return true;
   }
 
   async #ask<S extends Parameters<typeof parseAs>[0]>(path: string, init: RequestInit, schema: S): Promise<ReturnType<typeof parseAs<S>>> {

@@ -74,6 +74,7 @@ export class Reconciler {
   async turn(): Promise<void> {
     const { fleet, store, log, now, in_flight, unreachable, decided } = this.#parts;
     const now_ms = now();
+    fleet.look(now_ms);
     const sessions = [...fleet.nodes.values()].flatMap(({ session }) => session ?? []);
     const before = new Map(fleet.replicas.map((replica) => [replica.id, replica]));
     const world = worldOf(fleet, { in_flight: in_flight(), unreachable: unreachable() }, now_ms);

@@ -22,7 +22,7 @@ export function nodeViews(fleet: Fleet, now_ms: number): NodeView[] {
       const replicas = fleet.replicas.filter((replica) => replica.placements.some((placement) => placement.node === id) && holds(replica));
       return {
         id,
-        ...stateOf(node, fleet.started_ms, now_ms),
+        ...stateOf(node, fleet.listening_ms, now_ms),
         address,
         agent_version,
         last_seen_ms: node.session?.last_seen_ms ?? last_seen_ms,
