@@ -8,6 +8,20 @@ import { Snapshot } from "../protocol/gateway-api.ts";
 import type { KeyRecord, ModelRoute } from "../protocol/gateway-api.ts";
 import { comparePlanVersions } from "../protocol/plan.ts";
 
+const fileIn = (state: string): string => join(state, "gateway", "snapshot.json");
+
+/** The snapshot that a gateway of this state folder kept last; null when there is none that can be read. */
+export async function lastSnapshot(state: string, log: Log): Promise<Snapshot | null> {
+  const file = fileIn(state);
+  try {
+    const text = await readIfThere(file);
+    return text === null ? null : parseAs(Snapshot, JSON.parse(text), file);
+  } catch (error) {
+    log.warn("cannot read the gateway's last snapshot", { why: messageOf(error) });
+    return null;
+  }
+}
+
 /** What the gateway goes by: the newest snapshot, in memory and on disk, indexed for the request path. */
 export class Routes {
   readonly #file: string;
@@ -25,17 +39,12 @@ export class Routes {
 
   /** Starts from the snapshot an earlier gateway left, if there is one. */
   static async open(state: string, log: Log): Promise<Routes> {
-    const folder = join(state, "gateway");
-    await makeFolderOnce(folder, 0o700);
-    const routes = new Routes(join(folder, "snapshot.json"), log);
-    const text = await readIfThere(routes.#file);
-    if (text === null) return routes;
-    try {
-      routes.#use(parseAs(Snapshot, JSON.parse(text), routes.#file));
-      log.info("serving from the last snapshot until a server sends a new one", { ...routes.#snapshot?.version });
-    } catch (error) {
-      log.warn("cannot read the last snapshot; waiting for a server", { why: messageOf(error) });
-    }
+    await makeFolderOnce(join(state, "gateway"), 0o700);
+    const routes = new Routes(fileIn(state), log);
+    const last = await lastSnapshot(state, log);
+    if (last === null) return routes;
+    routes.#use(last);
+    log.info("serving from the last snapshot until a server sends a new one", { ...last.version });
     return routes;
   }
 

@@ -18,6 +18,7 @@ import type { ServerConfig } from "../protocol/config.ts";
 import { messageOf, OperatorError, explain } from "../protocol/errors.ts";
 import { ROLES } from "../protocol/ids.ts";
 import { checkExposure, GATEWAY_SOCKET, splitHostPort } from "../gateway/gateway.ts";
+import { lastSnapshot } from "../gateway/snapshot.ts";
 import { isRevoked } from "../protocol/plan.ts";
 import { AdminApi } from "./admin-api.ts";
 import { AgentApi } from "./agent-api.ts";
@@ -43,7 +44,8 @@ export async function runServer(options: ServerOptions): Promise<void> {
   checkExposure(options.config);
   const identity = await serverIdentity(options.config.tls);
   const catalog = await readCatalog(options.config.catalog);
-  const store = await Store.open(options.config.state, Math.floor(Date.now() / 1_000));
+  const { state } = options.config;
+  const store = await Store.open(state, Math.floor(Date.now() / 1_000), () => lastSnapshot(state, options.log));
   try {
     const server = new Server(options, identity, store, catalog, await store.version());
     await server.run();

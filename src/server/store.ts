@@ -8,6 +8,7 @@ import { OperatorError } from "../protocol/errors.ts";
 import { ModelName, NodeId, ReplicaId } from "../protocol/ids.ts";
 import { Inventory } from "../protocol/inventory.ts";
 import { KEPT_EVENTS_COUNT } from "../protocol/limits.ts";
+import type { Snapshot } from "../protocol/gateway-api.ts";
 import { PlanVersion, RankLaunch, type Revocation } from "../protocol/plan.ts";
 import { Database, type Run } from "./database.ts";
 import { MIGRATIONS, SCHEMA_READABLE_FROM } from "./migrations.ts";
@@ -99,6 +100,9 @@ export interface Commit {
   readonly events: readonly Happening[];
 }
 
+/** What a new store has from one that is gone: who may ask, and who is refused. */
+export type Heritage = Pick<Snapshot, "keys" | "revocations">;
+
 /** What the server remembers. Every method is one transaction or one statement. */
 export class Store {
   readonly #database: Database;
@@ -111,9 +115,10 @@ export class Store {
   /**
    * Opens the store of a state folder and brings it to this version's form.
    * @param new_epoch for a store that is new
+   * @param heritage asked for a store that is new
    * @throws OperatorError E_FILE (damaged, or of a newer llmgw), E_EXISTS (in use)
    */
-  static async open(state: string, new_epoch: number): Promise<Store> {
+  static async open(state: string, new_epoch: number, heritage: () => Promise<Heritage | null> = async () => null): Promise<Store> {
     await makeFolderOnce(state, 0o700);
     const path = join(state, FILE);
     const database = await Database.open(path);
@@ -123,7 +128,7 @@ export class Store {
       const [last] = await database.run`SELECT MAX(id) AS id FROM events`;
       store.#last_event = Number(last?.["id"] ?? 0);
       const [version] = await database.run`SELECT value FROM meta WHERE name = ${"version"}`;
-      if (!version) await store.#setVersion(database.run, { epoch: new_epoch, generation: 0 });
+      if (!version) await store.#begin(new_epoch, await heritage());
       return store;
     } catch (error) {
       await database.close();
@@ -140,6 +145,20 @@ export class Store {
       const mark = `INSERT INTO schema_version (version, readable_from) VALUES (${index + 1}, ${SCHEMA_READABLE_FROM})`;
       if (index >= has) await this.#database.script(`${step}; ${mark}`);
     }
+  }
+
+  /** Makes a new store one that has begun, whole or not at all. */
+  #begin(epoch: number, heritage: Heritage | null): Promise<void> {
+    return this.#database.transaction(async (run) => {
+      const { keys, revocations } = heritage ?? { keys: [], revocations: [] };
+      for (const { id, name, sha256 } of keys)
+        await run`INSERT INTO api_keys (id, name, sha256, created_ms) VALUES (${id}, ${name}, ${sha256}, ${epoch * 1_000})`;
+      for (const { name, until_ms } of revocations) await run`INSERT INTO revocations (name, until_ms) VALUES (${name}, ${until_ms})`;
+      await this.#setVersion(run, { epoch, generation: 0 });
+      if (keys.length + revocations.length === 0) return;
+      const text = `it is new; ${keys.length} keys and ${revocations.length} revocations are from the gateway's last snapshot`;
+      await this.#addEvents(run, [{ level: "warn", kind: "store-new", subject: "server", text }], epoch * 1_000);
+    });
   }
 
   async #setVersion(run: Run, version: PlanVersion): Promise<void> {

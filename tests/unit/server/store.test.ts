@@ -90,6 +90,21 @@ test("what is written is there after a restart, and the epoch is as before", asy
   await again.close();
 });
 
+test("a new store takes over who may ask and who is refused, once; one that is not new asks for nothing", async () => {
+  const heritage = { keys: [{ id: "k1", name: "alice", sha256: "f".repeat(64) }], revocations: [{ name: "a", until_ms: 3 }] };
+  const store = await Store.open(folder, 7, async () => heritage);
+  expect(await store.keys()).toEqual([{ id: "k1", name: "alice", sha256: "f".repeat(64), created_ms: 7_000, revoked_ms: null }]);
+  expect(await store.revocations()).toEqual(heritage.revocations);
+  expect((await store.events(0, 10)).map(({ kind, text }) => `${kind}: ${text}`)).toEqual([
+    "store-new: it is new; 1 keys and 1 revocations are from the gateway's last snapshot",
+  ]);
+  await store.revokeKey("k1", 8_000);
+  await store.close();
+  const again = await Store.open(folder, 9, () => Promise.reject(new Error("asked again")));
+  expect((await again.keys()).map(({ revoked_ms }) => revoked_ms)).toEqual([8_000]);
+  await again.close();
+});
+
 test("one server per state folder", async () => {
   const store = await Store.open(folder, 1);
   expect(await refusal(Store.open(folder, 2))).toMatchObject({ code: "E_EXISTS", why: "another server uses it" });
