@@ -164,13 +164,20 @@ async function pour(
   total: number | null,
   alive: () => void,
 ): Promise<void> {
+  const most = total ?? request.size ?? Infinity;
   let at = offset;
   request.progress(at, total, "fetching");
   for await (const chunk of response.body ?? []) {
     alive();
+    if (at + chunk.length > most) {
+      await drop(request.path);
+      throw new Final(wrong(request.url, `it sends more than the ${most} bytes it is to have`, "check what the address gives"));
+    }
     try {
       await writeWhole(file, chunk, at);
     } catch (error) {
+      // Without a size it may never end: what cannot be told from garbage does not keep the disk full.
+      if (most === Infinity) await drop(request.path);
       throw new Final(cannotStore(request.url, error, at));
     }
     at += chunk.length;

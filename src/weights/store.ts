@@ -112,6 +112,7 @@ export class WeightStore {
       if (ref.sha256 === undefined && ref.size === undefined) return path;
       throw wrong("it is a folder, and size and sha256 are those of one file", "leave them out of the catalog for a folder");
     }
+    if (!about.isFile()) throw wrong("it is neither a file nor a folder", "correct source in the catalog");
     if (ref.size !== undefined && about.size !== ref.size)
       throw wrong(`${about.size} bytes, the catalog says ${ref.size}`, "correct size in the catalog");
     if (ref.sha256 === undefined) return path;

@@ -13,7 +13,7 @@ const FILE = randomBytes(300_000);
 const SHA256 = createHash("sha256").update(FILE).digest("hex");
 
 /** How the next answers of the server go; the last one stays. */
-type Behaviour = "well" | "cut" | "no-ranges" | "missing" | "broken" | "silent" | "other-size" | "no-if-range";
+type Behaviour = "well" | "cut" | "no-ranges" | "missing" | "broken" | "silent" | "other-size" | "no-if-range" | "endless";
 /** By what the server knows its file; null = it says nothing. */
 let etag: string | null = null;
 let content = FILE;
@@ -59,6 +59,8 @@ function answer(request: Request): Response | Promise<Response> {
       };
       return new Response(body, { status: from > 0 ? 206 : 200, headers });
     }
+    case "endless":
+      return new Response(new ReadableStream({ pull: (controller) => controller.enqueue(new Uint8Array(65_536)) }));
     case "no-ranges":
       return new Response(FILE);
     case "well":
@@ -220,6 +222,13 @@ describe("a fetch", () => {
     expect(asked).toHaveLength(1);
   });
 
+  test("what has no size and fills the disk does not stay on it", async () => {
+    behaviours = ["endless"];
+    await symlink("/dev/full", join(folder, "file.part"));
+    expect(await refusal(fetchFile(request({ size: undefined, sha256: undefined })))).toMatchObject({ code: "E_NO_ROOM" });
+    expect(await readdir(folder)).toEqual([]);
+  });
+
   test("starts again when more was left than the server has", async () => {
     await writeFile(join(folder, "file.part"), randomBytes(FILE.length + 10));
     await fetchFile(request());
@@ -240,6 +249,7 @@ describe("a fetch", () => {
     ["missing", {}, "E_WEIGHTS", "404", 1],
     ["other-size", {}, "E_WEIGHTS", "1000 bytes", 1],
     ["well", { sha256: "0".repeat(64) }, "E_WEIGHTS", SHA256, 1],
+    ["endless", {}, "E_WEIGHTS", "more than the 300000 bytes", 1],
     ["broken", {}, "E_WEIGHTS", "503", 5],
     ["silent", { stall_ms: 100 }, "E_WEIGHTS", "no byte came", 5],
     ["well", { free: async () => 1_000 }, "E_NO_ROOM", "1000 are free", 1],
@@ -292,6 +302,7 @@ describe("a node's store", () => {
     expect((await refusal(store.obtain({ source: path, size: 1 }, () => {}, signal))).code).toBe("E_WEIGHTS");
     expect((await refusal(store.obtain({ source: folder, sha256: SHA256 }, () => {}, signal))).why).toContain("folder");
     expect(await store.obtain({ source: folder }, () => {}, signal)).toBe(folder);
+    expect((await refusal(store.obtain({ source: "/dev/zero", sha256: SHA256 }, () => {}, signal))).why).toContain("neither a file");
     expect((await refusal(store.obtain({ source: join(folder, "none") }, () => {}, signal))).code).toBe("E_WEIGHTS");
   });
 });
