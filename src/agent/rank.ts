@@ -6,6 +6,7 @@ import { makeFolderOnce, readIfThere, writeAtomic } from "../os/files.ts";
 import type { Log } from "../os/log.ts";
 import { isAlive, memoryOfSession, processWithArguments, signalProcess, startTimeOf } from "../os/process.ts";
 import { ownProgram } from "../os/program.ts";
+import { isSilence } from "../os/unix-http.ts";
 import { RankExit } from "../protocol/agent-api.ts";
 import type { RankStatus } from "../protocol/agent-api.ts";
 import { messageOf, OperatorError, parseAs, explain } from "../protocol/errors.ts";
@@ -17,7 +18,7 @@ import { lastLinesOf, RankLog } from "../shim/rank-log.ts";
 import type { WeightStore } from "../weights/store.ts";
 import type { Custody } from "./custody.ts";
 import type { Places } from "./places.ts";
-import { isSilence, ShimClient, type ShimPatience } from "./shim-client.ts";
+import { ShimClient, type ShimPatience } from "./shim-client.ts";
 
 /** A shim found again is waited for this long at first, so that one that hangs does not keep the agent from starting, in ms. */
 const GREETING_MS = 5_000;

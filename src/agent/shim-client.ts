@@ -14,9 +14,6 @@ export interface ShimPatience {
   readonly frozen_ms: number;
 }
 
-/** Whether it was taken, and nothing came: whoever it was sent to is there and does not get on. */
-export const isSilence = (error: unknown): boolean => error instanceof Error && error.name === "TimeoutError";
-
 /** The agent's side of one shim's control socket. Every call rejects when nobody answers. */
 export class ShimClient {
   readonly #socket: string;

@@ -1,4 +1,5 @@
 import { chmod, rm } from "node:fs/promises";
+import { connect } from "node:net";
 import { OperatorError, messageOf } from "../protocol/errors.ts";
 import { SOCKET_PATH_BYTES } from "../protocol/limits.ts";
 
@@ -9,7 +10,7 @@ export interface UnixServer {
 
 /**
  * Serves HTTP on a unix socket that only this user can open (mode 0600; keep it in a private folder too).
- * A socket file nobody listens on is replaced; one that answers is not.
+ * A socket file nobody listens on is replaced; no other is.
  * @throws OperatorError E_EXISTS when another process serves there, E_FILE when the path is too long
  */
 export async function serveUnix(path: string, handler: (request: Request) => Response | Promise<Response>): Promise<UnixServer> {
@@ -21,7 +22,7 @@ export async function serveUnix(path: string, handler: (request: Request) => Res
       "set a shorter `run` folder",
     );
   }
-  if (await answers(path)) {
+  if (await isServed(path)) {
     throw new OperatorError("E_EXISTS", `cannot listen on ${path}`, "another process serves there", "stop it, or set another `run` folder");
   }
   await rm(path, { force: true });
@@ -42,14 +43,21 @@ export async function serveUnix(path: string, handler: (request: Request) => Res
   };
 }
 
-async function answers(path: string): Promise<boolean> {
-  try {
-    await fetchUnix(path, "/", { signal: AbortSignal.timeout(1_000) });
-    return true;
-  } catch {
-    return false;
-  }
+/** Whether a process listens there, also one that stands still just now: what it serves is not taken from it. */
+function isServed(path: string): Promise<boolean> {
+  return new Promise((resolve) => {
+    const socket = connect(path);
+    const is = (served: boolean) => {
+      socket.destroy();
+      resolve(served);
+    };
+    socket.once("connect", () => is(true));
+    socket.once("error", ({ code }: NodeJS.ErrnoException) => is(code !== "ENOENT" && code !== "ECONNREFUSED" && code !== "ENOTSOCK"));
+  });
 }
+
+/** Whether a question was taken and its time ran out: whoever it was for is there, and does not get on. */
+export const isSilence = (error: unknown): boolean => error instanceof Error && error.name === "TimeoutError";
 
 /** Asks a program that serves HTTP on a unix socket. Rejects as `fetch` does when nothing answers. */
 export function fetchUnix(path: string, target: string, init: RequestInit = {}): Promise<Response> {

@@ -224,6 +224,8 @@ export const RECONCILE_INTERVAL_MS = 1_000;
 export const GATEWAY_STATUS_INTERVAL_MS = 1_000;
 /** An answer of the gateway's control socket must come within this time. */
 export const GATEWAY_ANSWER_MS = 3_000;
+/** A gateway process that lives and answers nothing for this long is frozen: it is killed, and another started. */
+export const GATEWAY_FROZEN_MS = 60_000;
 /** First wait before a gateway process that died is started again; doubles to BACKOFF_MAX_MS. */
 export const GATEWAY_RESTART_MS = 1_000;
 /** A question to a node through its agent must be answered within this time. */

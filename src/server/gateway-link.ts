@@ -1,11 +1,18 @@
-import { spawnDetached, signalProcess } from "../os/process.ts";
+import { signalProcess, spawnDetached, startTimeOf } from "../os/process.ts";
 import { ownProgram } from "../os/program.ts";
-import { fetchUnix } from "../os/unix-http.ts";
+import { fetchUnix, isSilence } from "../os/unix-http.ts";
 import { Wakeup } from "../os/wakeup.ts";
 import type { Log } from "../os/log.ts";
 import { messageOf, parseAs } from "../protocol/errors.ts";
 import { GatewayStatus, type Snapshot } from "../protocol/gateway-api.ts";
-import { BACKOFF_MAX_MS, DRAIN_SETTLE_MS, GATEWAY_ANSWER_MS, GATEWAY_RESTART_MS, GATEWAY_STATUS_INTERVAL_MS } from "../protocol/limits.ts";
+import {
+  BACKOFF_MAX_MS,
+  DRAIN_SETTLE_MS,
+  GATEWAY_ANSWER_MS,
+  GATEWAY_FROZEN_MS,
+  GATEWAY_RESTART_MS,
+  GATEWAY_STATUS_INTERVAL_MS,
+} from "../protocol/limits.ts";
 import type { PlanVersion } from "../protocol/plan.ts";
 
 export interface GatewayLinkOptions {
@@ -17,11 +24,12 @@ export interface GatewayLinkOptions {
   readonly log: Log;
   /** What the gateway is to know now. */
   readonly content: () => Omit<Snapshot, "version">;
+  readonly frozen_ms?: number;
 }
 
 /**
  * Keeps one gateway process supplied: starts it when nothing answers, sends it a snapshot when what it should know
- * changed, reads back what it counts. The gateway is never ended because of the server.
+ * changed, reads back what it counts. The gateway is never ended because of the server, only when it is frozen itself.
  */
 export class GatewayLink {
   readonly #options: GatewayLinkOptions;
@@ -30,6 +38,9 @@ export class GatewayLink {
   #why = "not asked yet";
   #sent = "";
   readonly #wakeup = new Wakeup();
+  /** The process that answered last; the start time tells it from a later one of the same number. */
+  #process: { readonly pid: number; readonly start_ticks: number | null } | null = null;
+  #silent_since: number | null = null;
   #starts = 0;
   #next_start_ms = 0;
 
@@ -84,9 +95,11 @@ export class GatewayLink {
     const before = this.#status;
     try {
       let status = await this.#ask("/status", {}, GatewayStatus);
+      this.#silent_since = null;
       if (!before || before.pid !== status.pid) {
         log.info("the gateway answers", { gateway_pid: status.pid, gateway_version: status.llmgw_version });
         this.#sent = "";
+        this.#process = { pid: status.pid, start_ticks: startTimeOf(status.pid) };
         this.#starts = 0;
       }
       const routes_ms = Date.now();
@@ -98,8 +111,24 @@ export class GatewayLink {
       this.#why = messageOf(error);
       if (this.#status) log.error("the gateway does not answer", { why: this.#why });
       this.#status = null;
-      await this.#start();
+      if (isSilence(error)) this.#endFrozen();
+      else {
+        this.#silent_since = null;
+        await this.#start();
+      }
     }
+  }
+
+  /** One that is there and stands still may go on any moment, and no other can serve in its place until it is gone. */
+  #endFrozen(): void {
+    const { config_file, frozen_ms = GATEWAY_FROZEN_MS, log } = this.#options;
+    const now = performance.now();
+    this.#silent_since ??= now;
+    if (config_file === null || this.#process === null || now - this.#silent_since < frozen_ms) return;
+    const { pid, start_ticks } = this.#process;
+    if (start_ticks === null || startTimeOf(pid) !== start_ticks) return;
+    log.error("killing a gateway that is frozen", { gateway_pid: pid });
+    signalProcess(pid, "SIGKILL", "leader");
   }
 
   /** @returns whether anything was new to the gateway */

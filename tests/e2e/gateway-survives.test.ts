@@ -49,3 +49,25 @@ test(
   },
   TEST_MS,
 );
+
+test(
+  "a gateway that stands still for a while is waited for, and has the newest routes once it goes on",
+  async () => {
+    const { pid } = await fleet.gatewayStatus();
+    const [before] = await fleet.ready("slow");
+    process.kill(pid, "SIGSTOP");
+    try {
+      await fleet.waitFor("the server to miss it", async () => (await fleet.status()).gateway.state !== "serving");
+      await fleet.must("ctl", "restart", before?.id ?? "");
+      // The one before is kept while nobody says whether it still has requests.
+      await fleet.waitFor("another", async () => (await fleet.replicas()).some(({ id, state }) => id !== before?.id && state === "ready"));
+    } finally {
+      process.kill(pid, "SIGCONT");
+    }
+    await fleet.waitFor("the one before to go", async () => !(await fleet.replicas()).some(({ id }) => id === before?.id));
+    const after = streamChat(fleet, key, "slow", 3);
+    expect(await after.end).toMatchObject({ status: 200, done: true });
+    expect((await fleet.gatewayStatus()).pid).toBe(pid);
+  },
+  TEST_MS,
+);
