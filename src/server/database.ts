@@ -1,4 +1,6 @@
 import { existsSync } from "node:fs";
+import { statfs } from "node:fs/promises";
+import { dirname } from "node:path";
 import { SQL } from "bun";
 import { messageOf, OperatorError } from "../protocol/errors.ts";
 import { SCHEMA } from "./migrations.ts";
@@ -33,7 +35,7 @@ export class Database {
       await sql.unsafe("COMMIT");
       return new Database(sql);
     } catch (error) {
-      throw unusable(path, error);
+      throw await unusable(path, error);
     }
   }
 
@@ -85,13 +87,21 @@ function unwritable(cause: unknown): OperatorError {
   return new OperatorError("E_FILE", "the store cannot be written", messageOf(cause), remedy, { cause });
 }
 
+/** What SQLite needs beside a database to open it (its `-shm` has at least 32 KiB), in bytes. */
+const ROOM_TO_OPEN_BYTES = 64 * 1024;
+
 /** Why a database cannot be opened. */
-function unusable(path: string, error: unknown): OperatorError {
+async function unusable(path: string, error: unknown): Promise<OperatorError> {
   if (error instanceof OperatorError) return error;
   const why = messageOf(error);
   if (/locked|busy/i.test(why)) {
     const remedy = "stop that server, or set another `state` folder";
     return new OperatorError("E_EXISTS", `cannot open ${path}`, "another server uses it", remedy, { cause: error });
+  }
+  const disk = await statfs(dirname(path)).catch(() => null);
+  if (disk !== null && disk.bavail * disk.bsize < ROOM_TO_OPEN_BYTES) {
+    const room = "free some space there, and start the server again: the store is as it was";
+    return new OperatorError("E_FILE", `cannot open ${path}`, `the disk is full (${why})`, room, { cause: error });
   }
   const remedy = "put a copy in its place while the server is stopped, or move it away: a new store takes over what runs";
   return new OperatorError("E_FILE", `cannot open ${path}`, why, remedy, { cause: error });
@@ -110,7 +120,7 @@ async function inspect(path: string): Promise<void> {
     const needs = Math.max(0, ...rows.map((row) => Number(row["readable_from"])));
     if (needs > SCHEMA) throw new Error(`it is of a newer llmgw: its form needs number ${needs}, this one knows ${SCHEMA}`);
   } catch (error) {
-    throw unusable(path, error);
+    throw await unusable(path, error);
   } finally {
     await sql.close();
   }

@@ -32,7 +32,15 @@ test.skipIf(process.getuid?.() !== 0)(
       process.kill(engine as number, "SIGKILL");
       await fleet.waitFor("the warning", async () => (await fleet.status()).warnings.some(({ code }) => code === "decisions-fail"));
       expect(await fleet.log("server")).not.toContain("at async");
-      await rm(join(state, "filler"));
+      // Full to the last byte, it cannot be opened again either; nobody is to throw it away for that.
+      await writeFile(join(state, "rest"), Buffer.alloc(8 * 1024 * 1024)).catch(() => {});
+      await fleet.signal("server", "SIGKILL");
+      fleet.startServer();
+      await fleet.waitFor("the reason", async () => (await fleet.log("server")).includes("the disk is full"));
+      expect(await fleet.log("server")).not.toContain("move it away");
+      expect((await ask()).status).toBe(200);
+      await Promise.all(["filler", "rest"].map((name) => rm(join(state, name))));
+      fleet.startServer();
       await fleet.waitFor("a new engine", async () => {
         const [next] = await fleet.enginePids("m");
         return next !== undefined && next !== engine;

@@ -3,6 +3,7 @@ import { mkdtemp, rm, stat, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { fetchUnix, isSilence, serveUnix } from "../../../src/os/unix-http.ts";
+import type { OperatorError } from "../../../src/protocol/errors.ts";
 
 let folder = "";
 let socket = "";
@@ -15,7 +16,7 @@ afterEach(() => rm(folder, { recursive: true, force: true }));
 const code = (promise: Promise<unknown>): Promise<string> =>
   promise.then(
     () => "",
-    (error: { code?: string }) => error.code ?? String(error),
+    (error: OperatorError) => error.code,
   );
 
 test("a socket file that a dead process left is replaced, and so is any other file", async () => {
