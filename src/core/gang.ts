@@ -5,8 +5,8 @@ import { GANG_PORTS_COUNT } from "../protocol/limits.ts";
 import type { GangLaunch, RankLaunch } from "../protocol/plan.ts";
 import { fabricFault, hasImexFault, type Island } from "./fabrics.ts";
 import { isBetterRoom, launchOn, refusalOf, type Placed } from "./placement.ts";
-import { freePorts, hold, takePort, type Room, type Rooms } from "./room.ts";
-import { memoryNeed } from "./memory.ts";
+import { freeRow, hold, takeRow, type Room, type Rooms } from "./room.ts";
+import { memoryOf } from "./memory.ts";
 import type { Placement, Replica } from "./world.ts";
 
 /** Why a node may not take a rank of a gang in an island, beside what may speak against it anyway; null when nothing does. */
@@ -44,7 +44,7 @@ function candidates(replica: Replica, island: Island, rooms: Rooms): Room[] {
 }
 
 function hasPorts({ node }: Room, rooms: Rooms): boolean {
-  return freePorts(rooms, node.address, FIRST_LEASED_PORT - 1, GANG_PORTS_COUNT) !== null;
+  return freeRow(rooms, node.address, FIRST_LEASED_PORT - 1, GANG_PORTS_COUNT) !== null;
 }
 
 /**
@@ -82,23 +82,16 @@ function lease(
     const { id, address } = room.node;
     const before = replica.placements.find((placement) => placement.node === id)?.launch.gang?.ports;
     const after = before ? before.first + before.count - 1 : FIRST_LEASED_PORT - 1;
-    const first = freePorts(rooms, address, after, GANG_PORTS_COUNT) ?? FIRST_LEASED_PORT;
+    const first = freeRow(rooms, address, after, GANG_PORTS_COUNT) ?? FIRST_LEASED_PORT;
     master ??= { address, port: first };
     const ports = { first, count: GANG_PORTS_COUNT };
     const gang: GangLaunch = { master, ports, island: island.name, adapters: (adapters[rank] ?? []).slice(0, count), imex_failed };
-    // The row of ports is taken first, so that the door is none of them.
-    const door = launchOn(replica, room, withRow(rooms, address, ports), start_ms, attempt());
-    const launch: RankLaunch = { ...door, rank, ranks: chosen.length, gang };
-    takePort(rooms, launch);
-    hold(rooms, room, launch, { memory: memoryNeed(replica.spec), resident: false, fetching: true });
+    // Taken first, so that the door is none of them.
+    takeRow(rooms, address, first, GANG_PORTS_COUNT);
+    const launch: RankLaunch = { ...launchOn(replica, room, rooms, start_ms, attempt()), rank, ranks: chosen.length, gang };
+    hold(rooms, room, launch, { memory: memoryOf(replica.spec).system, resident: false, fetching: true });
     return { node: id, launch };
   });
-}
-
-function withRow(rooms: Rooms, address: string, { first, count }: GangLaunch["ports"]): Rooms {
-  const taken = new Set(rooms.ports.get(address));
-  for (let port = first; port < first + count; port++) taken.add(port);
-  return { ...rooms, ports: new Map(rooms.ports).set(address, taken) };
 }
 
 type Opened = readonly { readonly island: Island; readonly open: readonly Room[] }[];

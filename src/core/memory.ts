@@ -52,9 +52,6 @@ export function memoryOf(spec: SizedModel): MemoryNeed {
 /** Needs of entries that were asked for before: entries are never changed. */
 const NEEDS = new WeakMap<SizedModel, MemoryNeed>();
 
-/** System memory of one rank, in bytes; 0 = not known. */
-export const memoryNeed = (spec: SizedModel): number => memoryOf(spec).system;
-
 function estimated(spec: SizedModel): MemoryNeed {
   const { engine, gpus, size, shape } = spec;
   if (engine === "sim") return { system: 0, per_gpu: 0, basis: "nothing is known" };

@@ -1,13 +1,12 @@
 import TinyQueue from "tinyqueue";
 import type { Refusal } from "../protocol/admin-api.ts";
 import type { SizedModel } from "../protocol/catalog.ts";
-import { FIRST_LEASED_PORT } from "../protocol/ids.ts";
 import type { Gpu } from "../protocol/inventory.ts";
-import type { AttemptId, NodeId } from "../protocol/ids.ts";
+import { FIRST_LEASED_PORT, type AttemptId, type NodeId } from "../protocol/ids.ts";
 import type { RankLaunch } from "../protocol/plan.ts";
-import { freePort, hold, takePort } from "./room.ts";
+import { freeRow, hold } from "./room.ts";
 import type { Judged, Ranking, Room, Rooms } from "./room.ts";
-import { inGiB, memoryNeed, memoryOf } from "./memory.ts";
+import { inGiB, memoryOf } from "./memory.ts";
 import { specKey } from "./spec.ts";
 import type { NodeSeen, Placement, Replica } from "./world.ts";
 
@@ -44,7 +43,7 @@ const FILTERS: readonly Filter[] = [
   {
     name: "ports",
     judge: ({ node }, _spec, rooms) =>
-      freePort(rooms, node.address, FIRST_LEASED_PORT - 1) === null
+      freeRow(rooms, node.address, FIRST_LEASED_PORT - 1, 1) === null
         ? { needed: "1 port", available: `none free on ${node.address}` }
         : null,
   },
@@ -96,7 +95,7 @@ function judgeGpuMemory(room: Room, spec: SizedModel): Verdict {
 }
 
 function judgeMemory(room: Room, spec: SizedModel): Verdict {
-  const need = memoryNeed(spec);
+  const need = memoryOf(spec).system;
   const free = Math.min(room.memory_measured, room.memory_promised);
   return need === 0 || need <= free ? null : { needed: `${inGiB(need)} of memory`, available: inGiB(Math.max(0, free)) };
 }
@@ -214,8 +213,7 @@ export function placeAgainOn(node: NodeId, replica: Replica, rooms: Rooms, start
 
 function lease(replica: Replica, room: Room, rooms: Rooms, start_ms: number, attempt: () => AttemptId): Placement {
   const launch = launchOn(replica, room, rooms, start_ms, attempt());
-  takePort(rooms, launch);
-  hold(rooms, room, launch, { memory: memoryNeed(replica.spec), resident: false, fetching: true });
+  hold(rooms, room, launch, { memory: memoryOf(replica.spec).system, resident: false, fetching: true });
   return { node: room.node.id, launch };
 }
 
@@ -224,7 +222,7 @@ export function launchOn(replica: Replica, room: Room, rooms: Rooms, start_ms: n
   const { spec } = replica;
   const { id, address } = room.node;
   const before = replica.placements.find((placement) => placement.node === id)?.launch.door.port ?? FIRST_LEASED_PORT - 1;
-  const port = freePort(rooms, address, before) ?? FIRST_LEASED_PORT;
+  const port = freeRow(rooms, address, before, 1) ?? FIRST_LEASED_PORT;
   return {
     attempt,
     replica: replica.id,

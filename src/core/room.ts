@@ -5,9 +5,9 @@ import type { Gpu } from "../protocol/inventory.ts";
 import { GPU_FOREIGN_USE_SHARE } from "../protocol/limits.ts";
 import type { RankLaunch } from "../protocol/plan.ts";
 import type { Fabrics } from "./fabrics.ts";
-import { inGiB, memoryNeed } from "./memory.ts";
+import { inGiB, memoryOf } from "./memory.ts";
 import { specOfLaunch } from "./spec.ts";
-import { runs } from "./world.ts";
+import { holds } from "./world.ts";
 import type { NodeSeen, Replica, World } from "./world.ts";
 
 /** What one node has left while a decision is being made. The only values of core/ that change. */
@@ -72,13 +72,13 @@ export function measure(world: World, replicas: readonly Replica[], now_ms: numb
     rankings: new Map(),
   };
   for (const replica of replicas) {
-    if (!runs(replica) && replica.state !== "stopping") continue;
+    if (!holds(replica)) continue;
     const resident = replica.ready_since_ms !== null && now_ms - replica.ready_since_ms >= world.policy.resident_after_ms;
     for (const { node, launch } of replica.placements) {
-      // A node that was forgotten still keeps its ports: another node may share its address.
-      takePort(rooms, launch);
       const room = rooms.by_node.get(node);
-      if (room) hold(rooms, room, launch, { memory: memoryNeed(replica.spec), resident, fetching: replica.state === "fetching" });
+      if (room) hold(rooms, room, launch, { memory: memoryOf(replica.spec).system, resident, fetching: replica.state === "fetching" });
+      // A node that was forgotten still keeps its ports: another node may share its address.
+      else takePorts(rooms, launch);
     }
   }
   for (const room of rooms.by_node.values()) holdObserved(rooms, room);
@@ -89,8 +89,7 @@ export function measure(world: World, replicas: readonly Replica[], now_ms: numb
 function holdObserved(rooms: Rooms, room: Room): void {
   for (const rank of room.node.ranks ?? []) {
     if (rank.phase === "exited" || room.holders.has(rank.attempt)) continue;
-    takePort(rooms, rank.launch);
-    hold(rooms, room, rank.launch, { memory: memoryNeed(specOfLaunch(rank.launch)), resident: true, fetching: false });
+    hold(rooms, room, rank.launch, { memory: memoryOf(specOfLaunch(rank.launch)).system, resident: true, fetching: false });
   }
 }
 
@@ -118,7 +117,10 @@ function emptyRoom(node: NodeSeen): Room {
   };
 }
 
-/** Takes what one rank needs out of a node's room. */
+/**
+ * Takes what one rank holds out of a node's room, and its ports out of those of its address.
+ * @param use `memory` in bytes; `resident` = readings show it already; `fetching` = its weights still have to come
+ */
 export function hold(
   rooms: Rooms,
   room: Room,
@@ -127,6 +129,7 @@ export function hold(
 ): void {
   room.revision++;
   rooms.touched.push(room);
+  takePorts(rooms, launch);
   room.holders.add(launch.attempt);
   if (launch.gpus.length > 0) {
     for (const uuid of launch.gpus) room.held_gpus.add(uuid);
@@ -142,42 +145,33 @@ export function hold(
   room.models.set(launch.model, (room.models.get(launch.model) ?? 0) + 1);
 }
 
-export function takePort(rooms: Rooms, launch: RankLaunch): void {
-  const { address, port } = launch.door;
-  let taken = rooms.ports.get(address);
-  if (!taken) rooms.ports.set(address, (taken = new Set()));
-  taken.add(port);
-  const { first, count } = launch.gang?.ports ?? { first: 0, count: 0 };
-  for (let next = first; next < first + count; next++) taken.add(next);
+/** Takes the port of a rank's door, and those of its gang. */
+function takePorts(rooms: Rooms, { door, gang }: RankLaunch): void {
+  takeRow(rooms, door.address, door.port, 1);
+  if (gang) takeRow(rooms, door.address, gang.ports.first, gang.ports.count);
 }
 
-/**
- * The next port of an address that nothing of ours holds, counted on from `after` and round to the first again.
- * @returns null when all are held
- */
-export function freePort(rooms: Rooms, address: string, after: number): number | null {
-  const taken = rooms.ports.get(address);
-  const span = LAST_LEASED_PORT - FIRST_LEASED_PORT + 1;
-  for (let i = 0; i < span; i++) {
-    const port = FIRST_LEASED_PORT + ((after + 1 - FIRST_LEASED_PORT + i) % span);
-    if (!taken?.has(port)) return port;
-  }
-  return null;
+/** Takes `count` ports in a row. */
+export function takeRow(rooms: Rooms, address: string, first: number, count: number): void {
+  let taken = rooms.ports.get(address);
+  if (!taken) rooms.ports.set(address, (taken = new Set()));
+  for (let port = first; port < first + count; port++) taken.add(port);
 }
 
 /**
  * The first of `count` ports in a row that nothing of ours holds, counted on from `after` and round to the first again.
  * @returns null when there is no such row
  */
-export function freePorts(rooms: Rooms, address: string, after: number, count: number): number | null {
-  const taken = rooms.ports.get(address) ?? new Set();
+export function freeRow(rooms: Rooms, address: string, after: number, count: number): number | null {
+  const taken = rooms.ports.get(address);
+  const isFree = (first: number) => {
+    for (let port = first; port < first + count; port++) if (taken?.has(port)) return false;
+    return true;
+  };
   const starts = LAST_LEASED_PORT - FIRST_LEASED_PORT + 2 - count;
   for (let i = 0; i < starts; i++) {
-    const first = FIRST_LEASED_PORT + ((((after + 1 - FIRST_LEASED_PORT + i) % starts) + starts) % starts);
-    let free = 0;
-    while (free < count && !taken.has(first + free)) free++;
-    if (free === count) return first;
-    i += free;
+    const first = FIRST_LEASED_PORT + ((after + 1 - FIRST_LEASED_PORT + i) % starts);
+    if (isFree(first)) return first;
   }
   return null;
 }

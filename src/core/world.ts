@@ -165,6 +165,11 @@ export function runs(replica: Replica): boolean {
   return replica.state === "fetching" || replica.state === "starting" || replica.state === "ready" || replica.state === "draining";
 }
 
+/** True while the replica's ranks hold GPUs, memory and ports of their nodes, or may. */
+export function holds(replica: Replica): boolean {
+  return runs(replica) || replica.state === "stopping";
+}
+
 /** True once the replica is on its way out and counts for nothing. */
 export function leaves(replica: Replica): boolean {
   return replica.state === "draining" || replica.state === "stopping" || replica.state === "gone";

@@ -1,12 +1,11 @@
 import { deadlineOf } from "../core/lifecycle.ts";
 import { memoryOf } from "../core/memory.ts";
 import { certificateReason, reasonNow, reasonOfModel, serves } from "../core/reasons.ts";
-import type { Replica } from "../core/world.ts";
 import type { FabricView, KeyView, ModelView, NodeView, ReplicaView, StatusView } from "../protocol/admin-api.ts";
 import type { Gpu } from "../protocol/inventory.ts";
 import type { GatewayStatus } from "../protocol/gateway-api.ts";
 import { freezeOf } from "../core/loss.ts";
-import { DEFAULT_POLICY } from "../core/world.ts";
+import { DEFAULT_POLICY, holds } from "../core/world.ts";
 import { PROTOCOL } from "../protocol/protocol.ts";
 import { VERSION } from "../protocol/version.ts";
 import { cordonOf, stateOf, type Fleet } from "./fleet.ts";
@@ -54,10 +53,6 @@ export function fabricViews(fleet: Fleet, now_ms: number): FabricView[] {
         .map(({ code, subject, text, remedy }) => ({ code, subject, text, remedy })),
     }))
     .sort((a, b) => (a.name < b.name ? -1 : 1));
-}
-
-function holds(replica: Replica): boolean {
-  return !["pending", "failed", "gone"].includes(replica.state);
 }
 
 export function modelViews(fleet: Fleet, now_ms: number): ModelView[] {

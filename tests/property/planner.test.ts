@@ -2,7 +2,7 @@
 import { expect, test } from "bun:test";
 import fc from "fast-check";
 import { plan } from "../../src/core/planner.ts";
-import { memoryNeed } from "../../src/core/memory.ts";
+import { memoryOf } from "../../src/core/memory.ts";
 import { runs } from "../../src/core/world.ts";
 import type { RankExit } from "../../src/protocol/agent-api.ts";
 import type { ModelSpec } from "../../src/protocol/catalog.ts";
@@ -127,7 +127,7 @@ class Run {
         for (const gpu of launch.gpus) take(gpu);
         // After a loss a port of an address that nodes share may be given out again: the shim finds it taken and says so.
         if (!adopted) take(`port ${launch.door.address} ${launch.door.port}`);
-        memory.set(node, (memory.get(node) ?? 0) + memoryNeed(replica.spec));
+        memory.set(node, (memory.get(node) ?? 0) + memoryOf(replica.spec).system);
       }
     }
     if (adopted) return;

@@ -38,13 +38,13 @@ const MUTANTS: readonly Mutant[] = [
   {
     breaks: "a port that a planned rank holds is not free",
     file: "src/core/room.ts",
-    words: "  taken.add(port);\n",
+    words: "takeRow(rooms, door.address, door.port, 1);",
     instead: "",
   },
   {
     breaks: "ports of a gang are held too",
     file: "src/core/room.ts",
-    words: "for (let next = first; next < first + count; next++) taken.add(next);",
+    words: "if (gang) takeRow(rooms, door.address, gang.ports.first, gang.ports.count);",
     instead: "",
   },
   {
