@@ -23,6 +23,7 @@ import type { AttemptId } from "../protocol/ids.ts";
 import type { Inventory } from "../protocol/inventory.ts";
 import {
   DOCTOR_INTERVAL_MS,
+  ENGINES_FIRST_LOOK_MS,
   INVENTORY_INTERVAL_MS,
   LOG_TAIL_LINES_COUNT,
   REPORT_GATHER_MS,
@@ -34,7 +35,6 @@ import { tailOf } from "../shim/rank-log.ts";
 import { WeightStore } from "../weights/store.ts";
 import { converge } from "./converge.ts";
 import { custodyOf } from "./custody.ts";
-import { discoverEngines } from "./engine-offers.ts";
 import { engineUserOf, readInventory } from "./inventory.ts";
 import { examine, openFabrics } from "./examination.ts";
 import { keepSession, ServerLink } from "./link.ts";
@@ -87,8 +87,9 @@ export async function runAgent(options: AgentOptions): Promise<void> {
 export async function stopAll(options: AgentOptions): Promise<void> {
   await makeFolders(options.config);
   const engine_user = await engineUserOf(options.config);
-  const rest = { weights: weightsOf(options), engine_user, revocations: () => [], changed: () => {} };
-  const ranks = ranksOf(options, new NodeEngines(options.config, engine_user), rest);
+  // Nothing is started: it needs no engine.
+  const none = { program: () => null, refusal: async () => null, cache_folder: join(options.config.state, "cache") };
+  const ranks = ranksOf(options, none, { weights: weightsOf(options), engine_user, revocations: () => [], changed: () => {} });
   await ranks.open();
   await ranks.stopAll("all ranks of this node are to stop");
 }
@@ -103,7 +104,7 @@ function weightsOf({ config }: AgentOptions): WeightStore {
 
 type RanksRest = Pick<RankContext, "weights" | "engine_user" | "revocations" | "changed">;
 
-function ranksOf(options: AgentOptions, engines: NodeEngines, rest: RanksRest): Ranks {
+function ranksOf(options: AgentOptions, engines: Pick<NodeEngines, "program" | "refusal" | "cache_folder">, rest: RanksRest): Ranks {
   const { config, log, owner_pid, signal, patience } = options;
   const node = nodeIdOf(config);
   return new Ranks({
@@ -118,7 +119,7 @@ function ranksOf(options: AgentOptions, engines: NodeEngines, rest: RanksRest): 
     custody: custodyOf(config.custody, owner_pid !== null),
     closed: signal,
     patience,
-    enginePath: (kind) => engines.path(kind),
+    program: (kind) => engines.program(kind),
     cache_folder: engines.cache_folder,
     refusal: (launch, weights_path) => engines.refusal(launch, weights_path),
   });
@@ -146,7 +147,15 @@ class Agent {
     this.#state = state;
     this.#identity = identity;
     this.#fabrics = fabrics;
-    this.#engines = new NodeEngines(options.config, engine_user);
+    this.#engines = new NodeEngines({
+      config: options.config,
+      engine_user,
+      log: this.#log,
+      signal: options.signal,
+      machine: () => this.#inventory,
+      running: (kind) => this.#ranks.versionsOf(kind),
+      changed: () => this.#showEngines(),
+    });
     this.#dialer = makeDialer(identity, { revocations: () => state.revocations });
     const changed = () => this.#changed.raise();
     const weights = weightsOf(options);
@@ -158,12 +167,12 @@ class Agent {
     const { config, signal } = this.#options;
     // What runs is known before anybody is told of it, so that nobody takes it for gone.
     await this.#ranks.open();
-    const engines = await discoverEngines({ llamacpp: config.llamacpp_bin });
-    this.#inventory = { ...(await readInventory(config, engines, this.#fabrics.ports())), weights: await this.#weights.look() };
+    this.#inventory = { ...(await readInventory(config, this.#fabrics.ports())), weights: await this.#weights.look() };
+    // Engines that answer at once are offered from the first moment on; Python's need longer, and nobody waits for them.
+    await Promise.race([this.#engines.open(), Bun.sleep(ENGINES_FIRST_LOOK_MS)]);
+    this.#showEngines();
     const about = { address: config.address, version: VERSION, serial: this.#identity.serial };
     this.#log.info("agent started", { ...about, servers: config.servers.join(" ") });
-    for (const { offered, kind, path, reason } of engines)
-      if (!offered) this.#log.warn("an engine is not offered", { engine: kind, path, why: reason });
     for (const { code, text } of this.#inventory.warnings) this.#log.warn(text, { code });
     this.#ranks.resume();
     const renew = () => void this.#renew();
@@ -221,7 +230,8 @@ class Agent {
     }
   }
 
-  async #follow({ plan, revocations, look_for }: PollAnswer): Promise<void> {
+  async #follow({ plan, revocations, look_for, engines }: PollAnswer): Promise<void> {
+    if (engines !== undefined) this.#engines.want(engines);
     if (await this.#state.revoke(revocations)) this.#ranks.trust();
     if (this.#weights.ask(look_for)) void this.#lookForWeights();
     if (plan === null) return;
@@ -280,14 +290,23 @@ class Agent {
     try {
       if (await changedFiles(this.#options.config.tls, this.#identity)) await this.#renew();
       await this.#ranks.measure();
+      await this.#engines.tidy();
       const ports = await this.#fabrics.look();
-      const inventory = await readInventory(this.#options.config, this.#inventory.engines, ports);
+      const inventory = await readInventory(this.#options.config, ports);
       const weights = await this.#weights.look();
-      this.#inventory = { ...inventory, weights, ...(this.#inventory.doctor && { doctor: this.#inventory.doctor }) };
+      const { engines, installs, doctor } = this.#inventory;
+      this.#inventory = { ...inventory, engines, installs, weights, ...(doctor && { doctor }) };
       this.#inventory_revision += 1;
     } catch (error) {
       this.#log.warn("cannot read this machine", { why: messageOf(error) });
     }
+  }
+
+  /** Engines are offered, withdrawn or installed. */
+  #showEngines(): void {
+    this.#inventory = { ...this.#inventory, engines: this.#engines.offers(), installs: this.#engines.installs() };
+    this.#inventory_revision += 1;
+    this.#changed.raise();
   }
 
   /** The server has asked about other weights: places for replicas wait for the answer. */

@@ -12,7 +12,7 @@ import { runProgram, type Ran } from "../os/run-program.ts";
 import type { EngineCheck } from "../protocol/engine-check.ts";
 import { messageOf, OperatorError } from "../protocol/errors.ts";
 import type { EngineKind } from "../protocol/ids.ts";
-import { ENGINE_HELP_BYTES, ENGINE_HELP_MS, ENGINE_VERSION_MS } from "../protocol/limits.ts";
+import { ENGINE_DEVICES_MS, ENGINE_HELP_BYTES, ENGINE_HELP_MS, ENGINE_VERSION_MS } from "../protocol/limits.ts";
 import type { RankLaunch } from "../protocol/plan.ts";
 import { inherited, underCustody } from "../shim/engine-process.ts";
 
@@ -110,6 +110,16 @@ export class EngineQuestions {
       await writeAtomic(file, JSON.stringify({ path, mtime_ms, size, text }), 0o600);
     }
     return text;
+  }
+
+  /** Why an engine that was built for GPUs cannot use those there are; "" when it can. @throws OperatorError E_ENGINE */
+  async acceleratorFault(kind: EngineKind, path: string): Promise<string> {
+    const { accelerator, help } = engineOf(kind);
+    if (accelerator === null) return "";
+    const ran = await this.#run(kind, [...accelerator.argv(path)], help?.env ?? {}, ENGINE_DEVICES_MS);
+    return ran.late
+      ? `it did not say within ${ENGINE_DEVICES_MS / 1_000} s which GPUs it sees`
+      : accelerator.fault(`${ran.out}\n${ran.err}`);
   }
 
   async #fileOf(kind: EngineKind, path: string): Promise<{ mtimeMs: number; size: number }> {

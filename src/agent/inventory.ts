@@ -1,7 +1,7 @@
 import { discoverHardware } from "../hardware/discover.ts";
 import { userOf } from "../os/process.ts";
 import type { AgentConfig } from "../protocol/config.ts";
-import type { EngineOffer, FabricPort, Inventory } from "../protocol/inventory.ts";
+import type { FabricPort, Inventory } from "../protocol/inventory.ts";
 
 /** The user engines run as: only root can choose, and only one there is. Null = engines run as the agent does. */
 export async function engineUserOf({ engine_user }: AgentConfig): Promise<string | null> {
@@ -9,19 +9,14 @@ export async function engineUserOf({ engine_user }: AgentConfig): Promise<string
 }
 
 /**
- * What the node is and has now.
- * @param engines what was found of engines; they do not change while the agent runs
+ * What the machine is and has now; which engines it has is another's affair.
  * @param ports InfiniBand ports as they were last seen
  */
-export async function readInventory(
-  config: AgentConfig,
-  engines: readonly EngineOffer[],
-  ports: readonly FabricPort[],
-): Promise<Inventory> {
+export async function readInventory(config: AgentConfig, ports: readonly FabricPort[]): Promise<Inventory> {
   const { nvidia_smi, state, engine_user } = config;
   const hardware = await discoverHardware({ state, ...(nvidia_smi !== undefined && { nvidia_smi }) });
   const missing = process.getuid?.() === 0 && (await engineUserOf(config)) === null;
   const text = `engines run as root: there is no user ${engine_user}`;
   const warnings = missing ? [{ code: "engine-user-missing", text }] : [];
-  return { ...hardware, engines: [...engines], ports: [...ports], warnings: [...hardware.warnings, ...warnings] };
+  return { ...hardware, engines: [], ports: [...ports], warnings: [...hardware.warnings, ...warnings] };
 }

@@ -1,39 +1,321 @@
+import { realpath, stat } from "node:fs/promises";
 import { join } from "node:path";
+import * as v from "valibot";
+import { engineOf } from "../engines/registry.ts";
+import { chooseProgram, faultOf, type Candidate, type Choice } from "../engines/rollout.ts";
+import { unsuited } from "../engines/releases.ts";
+import { readIfThere, writeAtomic } from "../os/files.ts";
+import type { Log } from "../os/log.ts";
 import type { NodeResult } from "../protocol/agent-api.ts";
 import type { AgentConfig } from "../protocol/config.ts";
+import { WantedEngine, type EngineInstall } from "../protocol/engine-release.ts";
+import { explain, messageOf } from "../protocol/errors.ts";
 import type { EngineKind } from "../protocol/ids.ts";
+import type { EngineOffer, Inventory } from "../protocol/inventory.ts";
+import { INSTALL_AGAIN_FIRST_MS, INSTALL_AGAIN_MAX_MS } from "../protocol/limits.ts";
 import type { RankLaunch } from "../protocol/plan.ts";
+import { VERSION } from "../protocol/version.ts";
+import { install, installedEngines, removeDownloads, removeOthers, type Installed } from "./engine-install.ts";
 import { EngineQuestions } from "./engine-questions.ts";
+import { versionOf } from "./engine-version.ts";
 
-/** Where the engine programs of a node are, and what they say of themselves. */
+const KINDS = ["llamacpp", "vllm", "sglang"] as const;
+type Kind = (typeof KINDS)[number];
+const isKind = (kind: EngineKind): kind is Kind => kind !== "sim";
+
+/** What is remembered of engines, so that an agent that starts without a server uses what it used before. */
+const Kept = v.object({ wanted: v.array(WantedEngine), last: v.record(v.string(), v.string()) });
+
+/** What was found out about one program. */
+interface Proof {
+  readonly version: string;
+  readonly fault: string;
+}
+
+/** An engine program that a rank may be started with. */
+export interface EngineProgram {
+  /** Absolute; "" for the engine that is part of llmgw. */
+  readonly path: string;
+  readonly version: string;
+}
+
+export interface NodeEnginesOptions {
+  readonly config: AgentConfig;
+  /** User engines run as; null = as the agent does. */
+  readonly engine_user: string | null;
+  readonly log: Log;
+  readonly signal: AbortSignal;
+  /** What the machine has, as it was seen last. */
+  readonly machine: () => Pick<Inventory, "host" | "gpus">;
+  /** Versions that running ranks were started with. */
+  readonly running: (kind: EngineKind) => ReadonlySet<string>;
+  /** Offers or installations are not what they were. */
+  readonly changed: () => void;
+}
+
+/** The engine programs of a node: those it installs as the server names them, and those it was given by path. */
 export class NodeEngines {
-  readonly #config: AgentConfig;
+  readonly #options: NodeEnginesOptions;
   readonly #questions: EngineQuestions;
+  readonly #root: string;
+  readonly #file: string;
+  #wanted: readonly WantedEngine[] = [];
+  readonly #last = new Map<Kind, string>();
+  readonly #choices = new Map<Kind, Choice>();
+  readonly #installs = new Map<Kind, EngineInstall>();
+  /** What was proved, by path and state of the program. */
+  readonly #proofs = new Map<string, Promise<Proof>>();
+  readonly #made = new Map<string, Installed>();
+  /** Ends the work on a kind when something else is wanted of it. */
+  readonly #work = new Map<Kind, AbortController>();
   /** Where engines keep what they compile. */
   readonly cache_folder: string;
 
-  /** @param engine_user user engines run as; null = as the agent does */
-  constructor(config: AgentConfig, engine_user: string | null) {
-    this.#config = config;
+  constructor(options: NodeEnginesOptions) {
+    const { config, engine_user } = options;
+    this.#options = options;
     this.cache_folder = join(config.state, "cache");
+    this.#root = join(config.state, "engines");
+    this.#file = join(config.state, "agent", "engines.json");
     this.#questions = new EngineQuestions({ engine_user, folder: join(this.cache_folder, "help") });
   }
 
-  /** An engine's program; "" for the built-in one, null when this node has none. */
-  path(kind: EngineKind): string | null {
-    return kind === "sim" ? "" : kind === "llamacpp" ? (this.#config.llamacpp_bin ?? null) : null;
+  /** Takes up what was wanted and used before. What is there is proved beside everything else. */
+  async open(): Promise<void> {
+    const kept = v.safeParse(v.pipe(v.string(), v.parseJson(), Kept), await readIfThere(this.#file).catch(() => null));
+    if (kept.success) {
+      this.#wanted = kept.output.wanted;
+      for (const kind of KINDS) if (kept.output.last[kind] !== undefined) this.#last.set(kind, kept.output.last[kind]);
+    }
+    await Promise.all(KINDS.map((kind) => this.#choose(kind)));
+    for (const kind of KINDS) this.#begin(kind);
+  }
+
+  /** Takes what the server names now. */
+  want(engines: readonly WantedEngine[]): void {
+    const before = this.#wanted;
+    this.#wanted = engines;
+    const of = (list: readonly WantedEngine[], kind: Kind) => JSON.stringify(list.find((each) => each.kind === kind) ?? null);
+    const changed = KINDS.filter((kind) => of(before, kind) !== of(engines, kind));
+    if (changed.length === 0) return;
+    void this.#keep();
+    for (const kind of changed) this.#begin(kind);
+  }
+
+  /** Engines this node has; only offered ones are used. */
+  offers(): EngineOffer[] {
+    const built_in = { kind: "sim" as const, version: VERSION, path: "built in", origin: "built in" as const, offered: true, reason: "" };
+    return [built_in, ...KINDS.flatMap((kind) => this.#offerOf(kind))];
+  }
+
+  #offerOf(kind: Kind): EngineOffer[] {
+    const choice = this.#choices.get(kind);
+    const path = this.#pathOf(kind);
+    if (choice?.use) {
+      const { version, path: used, origin } = choice.use;
+      const made = this.#made.get(used);
+      const note = [choice.reason, made?.note ?? ""].filter((text) => text !== "").join("; ");
+      return [
+        {
+          kind,
+          version,
+          path: used,
+          origin,
+          offered: true,
+          reason: "",
+          ...(note && { note }),
+          ...(made && { features: [...made.features] }),
+        },
+      ];
+    }
+    if (path === undefined && !this.#wanted.some((each) => each.kind === kind)) return [];
+    if (path === undefined) return [];
+    return [{ kind, version: "", path, origin: "path", offered: false, reason: choice?.reason ?? "it is being checked" }];
+  }
+
+  /** How far the versions are that the server names. */
+  installs(): EngineInstall[] {
+    return [...this.#installs.values()];
+  }
+
+  /** The program for a new rank; null when this node has none. */
+  program(kind: EngineKind): EngineProgram | null {
+    if (!isKind(kind)) return { path: "", version: VERSION };
+    const use = this.#choices.get(kind)?.use;
+    return use ? { path: use.path, version: use.version } : null;
   }
 
   /** Why an engine would refuse what it is to be started with, in a sentence; null when nothing is known to speak against it. */
   async refusal(launch: RankLaunch, weights_path: string | null): Promise<string | null> {
-    const path = this.path(launch.engine);
-    return path === null ? null : this.#questions.refusal(launch, path, weights_path);
+    const program = this.program(launch.engine);
+    return program === null ? null : this.#questions.refusal(launch, program.path, weights_path);
   }
 
   /** Whether an engine takes every flag llmgw would ever give it. @throws OperatorError E_ENGINE */
   async check(kind: EngineKind): Promise<NodeResult> {
-    const path = this.path(kind);
-    if (path === null || path === "") return { error: path === null ? `it has no ${kind}` : `${kind} is part of llmgw itself` };
+    const path = this.program(kind)?.path ?? (isKind(kind) ? this.#pathOf(kind) : undefined);
+    if (path === undefined || path === "") return { error: path === undefined ? `it has no ${kind}` : `${kind} is part of llmgw itself` };
     return { check: await this.#questions.check(kind, path) };
   }
+
+  #pathOf(kind: Kind): string | undefined {
+    const { llamacpp_bin, vllm_bin, sglang_python } = this.#options.config;
+    return { llamacpp: llamacpp_bin, vllm: vllm_bin, sglang: sglang_python }[kind];
+  }
+
+  #begin(kind: Kind): void {
+    this.#work.get(kind)?.abort();
+    const work = new AbortController();
+    this.#work.set(kind, work);
+    const signal = AbortSignal.any([work.signal, this.#options.signal]);
+    this.#bringAbout(kind, signal).catch((error: unknown) => {
+      if (!signal.aborted)
+        this.#options.log.error("the engines of this node are not looked after", { engine: kind, why: messageOf(error) });
+    });
+  }
+
+  /** Works until the wanted version of a kind is there and proved, or nothing more can be done about it. */
+  async #bringAbout(kind: Kind, signal: AbortSignal): Promise<void> {
+    const wanted = this.#wanted.find((each) => each.kind === kind);
+    if (!wanted) {
+      this.#installs.delete(kind);
+      await this.#choose(kind);
+      return;
+    }
+    const { version, recipe } = wanted;
+    const tell = (phase: EngineInstall["phase"], detail: string, next_try_ms: number | null = null) => {
+      if (signal.aborted) return;
+      this.#installs.set(kind, { kind, version, phase, detail, next_try_ms });
+      this.#options.changed();
+    };
+    const unfit = unsuited(kind, this.#options.machine());
+    if (unfit !== "") tell("unsuited", unfit);
+    else tell("waiting", wanted.reason);
+    for (let wait_ms = INSTALL_AGAIN_FIRST_MS; !signal.aborted && unfit === ""; wait_ms = Math.min(2 * wait_ms, INSTALL_AGAIN_MAX_MS)) {
+      const there = (await installedEngines(this.#root, kind)).find((each) => each.version === version);
+      if (!there && recipe === null) break;
+      const fault = await this.#tryOnce(kind, wanted, there ?? null, tell, signal);
+      if (fault === null || signal.aborted) break;
+      tell("failed", fault, Date.now() + wait_ms);
+      await this.#choose(kind);
+      await pause(wait_ms, signal);
+    }
+    if (!signal.aborted) await this.#choose(kind);
+  }
+
+  /** @returns why it did not work; null when the version is there and proved */
+  async #tryOnce(kind: Kind, wanted: WantedEngine, there: Installed | null, tell: Tell, signal: AbortSignal): Promise<string | null> {
+    const { version, recipe } = wanted;
+    const { log, machine } = this.#options;
+    try {
+      let engine = there;
+      if (engine === null && recipe !== null) {
+        engine = await install({ root: this.#root, engine: { ...wanted, recipe }, inventory: machine(), signal, tell });
+        log.info("installed an engine", { engine: kind, version, program: engine.program });
+      }
+      if (engine === null) return wanted.reason;
+      tell("proving", "it is run, and asked for its flags");
+      // What failed before is looked at anew: a driver or a library may be there now.
+      this.#forget(engine.program);
+      const { fault } = await this.#prove(kind, engine.program, engine.features);
+      if (fault !== "") return fault;
+      tell("installed", engine.note);
+      await this.#choose(kind);
+      await this.#removeOld(kind, version);
+      return null;
+    } catch (error) {
+      if (!signal.aborted) log.warn("an engine could not be installed", { engine: kind, version, why: explain(error) });
+      return explain(error);
+    }
+  }
+
+  /** Removes versions that were in use until a while ago, and what was fetched for them. Never rejects. */
+  async tidy(): Promise<void> {
+    if (this.installs().every(({ phase }) => phase === "installed" || phase === "unsuited"))
+      await removeDownloads(this.#root).catch(() => {});
+    for (const { kind, version, phase } of this.installs()) {
+      if (phase !== "installed" || !isKind(kind)) continue;
+      await this.#removeOld(kind, version).catch((error: unknown) => {
+        this.#options.log.warn("cannot remove old engines", { engine: kind, why: messageOf(error) });
+      });
+    }
+  }
+
+  async #removeOld(kind: Kind, version: string): Promise<void> {
+    const { log, running } = this.#options;
+    const use = this.#choices.get(kind)?.use;
+    const gone = await removeOthers(this.#root, kind, new Set([version, ...(use ? [use.version] : []), ...running(kind)]));
+    if (gone.length > 0) log.info("removed engines that nothing uses", { engine: kind, versions: gone.join(" ") });
+  }
+
+  /** Decides which program new ranks are started with. */
+  async #choose(kind: Kind): Promise<void> {
+    const installed = await installedEngines(this.#root, kind);
+    for (const engine of installed) this.#made.set(engine.program, engine);
+    const candidates: Candidate[] = [];
+    for (const { program, version, features } of installed) {
+      const { fault } = await this.#prove(kind, program, features);
+      candidates.push({ version, path: program, origin: "installed", fault });
+    }
+    const path = this.#pathOf(kind);
+    if (path !== undefined) candidates.push({ path, origin: "path", ...(await this.#prove(kind, path, [])) });
+    const wanted = this.#wanted.find((each) => each.kind === kind)?.version ?? "";
+    const choice = chooseProgram(candidates, wanted, this.#last.get(kind) ?? null);
+    const before = this.#choices.get(kind);
+    this.#choices.set(kind, choice);
+    if (JSON.stringify(before) === JSON.stringify(choice)) return;
+    if (choice.use) {
+      this.#last.set(kind, choice.use.version);
+      void this.#keep();
+    } else if (path !== undefined || installed.length > 0)
+      this.#options.log.warn("an engine is not offered", { engine: kind, why: choice.reason });
+    this.#options.changed();
+  }
+
+  /** Runs a program to see that it works here and takes what llmgw would give it; once, while it is the same file. */
+  async #prove(kind: Kind, path: string, features: readonly string[]): Promise<Proof> {
+    const about = await realpath(path)
+      .then((real) => stat(real))
+      .catch(() => null);
+    const key = `${path}\n${about?.mtimeMs ?? 0}\n${about?.size ?? 0}`;
+    const known = this.#proofs.get(key);
+    if (known) return known;
+    const proof = this.#proveNow(kind, path, features);
+    this.#proofs.set(key, proof);
+    return proof;
+  }
+
+  #forget(path: string): void {
+    for (const key of this.#proofs.keys()) if (key.startsWith(`${path}\n`)) this.#proofs.delete(key);
+  }
+
+  async #proveNow(kind: Kind, path: string, features: readonly string[]): Promise<Proof> {
+    const seen = await versionOf(engineOf(kind), path);
+    if ("reason" in seen) return { version: "", fault: seen.reason };
+    const { version } = seen;
+    try {
+      const fault = faultOf(await this.#questions.check(kind, path));
+      if (fault !== "") return { version, fault };
+      const asks = features.includes("cuda") && this.#options.machine().gpus.length > 0;
+      return { version, fault: asks ? await this.#questions.acceleratorFault(kind, path) : "" };
+    } catch (error) {
+      return { version, fault: explain(error) };
+    }
+  }
+
+  async #keep(): Promise<void> {
+    const kept = { wanted: this.#wanted, last: Object.fromEntries(this.#last) };
+    await writeAtomic(this.#file, JSON.stringify(kept), 0o600).catch((error: unknown) => {
+      this.#options.log.warn("cannot remember which engines are used", { why: messageOf(error) });
+    });
+  }
+}
+
+type Tell = (phase: EngineInstall["phase"], detail: string) => void;
+
+function pause(wait_ms: number, signal: AbortSignal): Promise<void> {
+  return new Promise((resolve) => {
+    const timer = setTimeout(resolve, wait_ms);
+    signal.addEventListener("abort", () => (clearTimeout(timer), resolve()), { once: true });
+  });
 }

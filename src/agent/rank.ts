@@ -2,6 +2,7 @@ import { createHash } from "node:crypto";
 import { rm } from "node:fs/promises";
 import { dirname, join } from "node:path";
 import { engineOf } from "../engines/registry.ts";
+import * as v from "valibot";
 import { makeFolderOnce, readIfThere, writeAtomic } from "../os/files.ts";
 import type { Log } from "../os/log.ts";
 import { isAlive, memoryOfSession, processWithArguments, signalProcess, startTimeOf } from "../os/process.ts";
@@ -17,6 +18,7 @@ import type { ShimSpec, ShimStatus, WrittenShimSpec } from "../protocol/shim-api
 import { lastLinesOf, RankLog } from "../shim/rank-log.ts";
 import type { WeightStore } from "../weights/store.ts";
 import type { Custody } from "./custody.ts";
+import type { EngineProgram } from "./node-engines.ts";
 import type { Places } from "./places.ts";
 import { ShimClient, type ShimPatience } from "./shim-client.ts";
 
@@ -48,8 +50,8 @@ export interface RankContext {
   readonly cache_folder: string;
   /** Why the engine would refuse what it is started with, in a sentence; null when nothing is known to speak against it. */
   refusal(launch: RankLaunch, weights_path: string | null): Promise<string | null>;
-  /** The engine's program; "" for the built-in one, null when this node has none. */
-  enginePath(kind: RankLaunch["engine"]): string | null;
+  /** The engine's program; null when this node has none. */
+  program(kind: RankLaunch["engine"]): EngineProgram | null;
   revocations(): readonly Revocation[];
   /** Called after each change of any rank. */
   changed(): void;
@@ -137,6 +139,8 @@ export class Rank {
     const spec_file = join(this.folder, "spec.json");
     const [spec, exit] = await Promise.all([readIfThere(spec_file), readIfThere(join(this.folder, "exit.json"))]);
     if (spec === null && exit === null) return false;
+    const started = v.safeParse(v.pipe(v.string(), v.parseJson(), v.object({ engine_version: v.string() })), spec);
+    if (started.success) this.#status = { ...this.#status, engine_version: started.output.engine_version };
     this.#begun = true;
     this.#context.places.take(this.launch);
     if (exit !== null) {
@@ -317,8 +321,10 @@ export class Rank {
   async #startShim(weights_path: string | null): Promise<void> {
     const { node, tls, engine_user, owner_pid, socket_folder } = this.#context;
     const { engine } = this.launch;
-    const engine_path = this.#context.enginePath(engine);
-    if (engine_path === null) throw new OperatorError("E_ENGINE", `cannot start ${engine}`, "this node does not offer it", "see ctl nodes");
+    const program = this.#context.program(engine);
+    if (program === null)
+      throw new OperatorError("E_ENGINE", `cannot start ${engine}`, "this node does not offer it", "see llmgw ctl engines");
+    const { path: engine_path, version: engine_version } = program;
     const sockets = socketsOf(socket_folder, this.launch.attempt);
     // An engine of another user has to come through to its own folder in it.
     const cache_folder = engineOf(engine).caches ? cacheOf(this.#context.cache_folder, engine, engine_path) : null;
@@ -328,6 +334,7 @@ export class Rank {
       node,
       launch: this.launch,
       engine_path,
+      engine_version,
       weights_path,
       folder: this.folder,
       ...(cache_folder !== null && { cache_folder }),
@@ -340,6 +347,7 @@ export class Rank {
     };
     const file = join(this.folder, "spec.json");
     await writeAtomic(file, JSON.stringify(spec), 0o600);
+    this.#status = { ...this.#status, engine_version };
     const pid = await this.#context.custody.start(this.launch, [...ownProgram(), "shim", "--spec", file], this.folder);
     this.#process = { pid, start_ticks: startTimeOf(pid) };
     this.#log.info("started a rank", { shim_pid: pid, engine });

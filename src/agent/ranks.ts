@@ -70,6 +70,12 @@ export class Ranks {
     return [...this.#ranks.values()].map((rank) => rank.status);
   }
 
+  /** Versions of an engine that ranks here were started with and still run. */
+  versionsOf(kind: RankLaunch["engine"]): Set<string> {
+    const running = this.statuses().filter(({ phase, launch }) => phase !== "exited" && launch.engine === kind);
+    return new Set(running.flatMap(({ engine_version }) => engine_version ?? []));
+  }
+
   /** The folder of an attempt, for its log, also of one that ended long ago; null when there is none. */
   folderOf(attempt: AttemptId): string | null {
     const folder = join(this.#context.ranks_folder, attempt);

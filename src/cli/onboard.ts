@@ -26,6 +26,8 @@ export const onboardFlags = {
   "nvidia-smi": { type: "string", value: "PATH", about: "nvidia-smi on the node, when it is in no usual place" },
   "ib-root": { type: "string", value: "DIR", about: "InfiniBand devices on the node; /sys/class/infiniband when absent" },
   "llamacpp-bin": { type: "string", value: "PATH", about: "a llama-server on the node to use; it must answer there" },
+  "vllm-bin": { type: "string", value: "PATH", about: "a vllm on the node to use; it must answer there" },
+  "sglang-python": { type: "string", value: "PATH", about: "the Python on the node that has SGLang; it must answer there" },
   "ssh-user": { type: "string", value: "USER", default: "root", about: "whom to log in as; others than root need sudo without a password" },
   "ssh-port": { type: "number", value: "PORT", default: 22, min: 1, max: 65_535, about: "port of ssh on the node" },
   "ssh-key": { type: "string", value: "FILE", about: "key to log in with; the agent's and the usual ones when absent" },
@@ -64,7 +66,7 @@ export async function onboardOptions(
     throw usageError(path, "--server is missing", "the agent must know whom to dial", "--server https://ADDRESS:7443");
   for (const url of flags.server)
     if (!/^https:\/\/[^/\s]+\/?$/.test(url)) throw usageError(path, `--server cannot be "${url}"`, "it is https://host:port");
-  for (const flag of ["llamacpp-bin", "nvidia-smi", "ib-root"] as const)
+  for (const flag of ["llamacpp-bin", "vllm-bin", "sglang-python", "nvidia-smi", "ib-root"] as const)
     if (flags[flag] !== undefined && !flags[flag].startsWith("/"))
       throw usageError(path, `--${flag} cannot be "${flags[flag]}"`, "it is a path on the node, and begins with /");
   const home = homedir();
@@ -76,9 +78,11 @@ export async function onboardOptions(
   });
   const report = stepReporter(io);
   for (const key of left_out) report.note(`not offered: ${key}`);
-  const llamacpp = flags["llamacpp-bin"];
-  const engines: NamedEngine[] =
-    llamacpp === undefined ? [] : [{ kind: "llamacpp", argv: [llamacpp, ...engineOf("llamacpp").version_args] }];
+  const paths = { llamacpp: flags["llamacpp-bin"], vllm: flags["vllm-bin"], sglang: flags["sglang-python"] };
+  const engines = (["llamacpp", "vllm", "sglang"] as const).flatMap((kind): NamedEngine[] => {
+    const path = paths[kind];
+    return path === undefined ? [] : [{ kind, argv: [path, ...engineOf(kind).version_args] }];
+  });
   const known = flags["known-hosts"];
   return {
     node,
@@ -104,7 +108,9 @@ export async function onboardOptions(
       nvidia_smi: flags["nvidia-smi"],
       fabrics: flags.fabric.length > 0 ? flags.fabric : undefined,
       ib_root: flags["ib-root"],
-      llamacpp_bin: llamacpp,
+      llamacpp_bin: paths.llamacpp,
+      vllm_bin: paths.vllm,
+      sglang_python: paths.sglang,
     },
     engines,
     copies: [],

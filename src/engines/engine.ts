@@ -106,6 +106,14 @@ export interface HelpQuestion {
   readonly trial_args: readonly string[] | null;
 }
 
+/** A question about GPUs, asked of an engine that was built for them. */
+export interface AcceleratorQuestion {
+  /** @param program absolute path */
+  argv(program: string): readonly [string, ...string[]];
+  /** Why it cannot use them; "" when it sees one. */
+  fault(output: string): string;
+}
+
 export interface Engine {
   readonly kind: EngineKind;
   /** Environment variables the engine reads that must not be inherited: exact names, or prefixes ending in `*`. */
@@ -134,6 +142,8 @@ export interface Engine {
   /** Arguments that print the version, and how to read it from stdout and stderr together. */
   readonly version_args: readonly string[];
   readVersion(output: string): string | null;
+  /** How to learn whether it sees the GPUs there are; null for an engine that uses none. */
+  readonly accelerator: AcceleratorQuestion | null;
   /** Null for the engine that is part of llmgw. */
   readonly help: HelpQuestion | null;
   /** Whether a log line shows that loading goes on; it extends the start deadline. */

@@ -111,6 +111,10 @@ export const llamacpp: Engine = {
     if (!found) return null;
     return found[2] === undefined ? (found[1] ?? null) : `${found[1]} (build ${found[2]})`;
   },
+  accelerator: {
+    argv: (program) => [program, "--list-devices"],
+    fault: (output) => (/^\s*CUDA\d+:/m.test(output) ? "" : `it sees no CUDA device: ${output.trim().split("\n").at(-1) ?? ""}`),
+  },
   // Arguments are read in their order, and a bad one ends it before the version is printed (0.7.0, measured).
   help: { args: ["--help"], env: {}, trial_args: ["--version"] },
   isProgress: (line) => /load_tensors|load_model|print_info|warming up|^\.+$/.test(line.trim()),

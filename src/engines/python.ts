@@ -2,7 +2,7 @@ import { dirname, join } from "node:path";
 import { OperatorError } from "../protocol/errors.ts";
 import type { RankLaunch } from "../protocol/plan.ts";
 import { numberIn, wordsOf } from "./args.ts";
-import type { LaunchInput } from "./engine.ts";
+import type { AcceleratorQuestion, LaunchInput } from "./engine.ts";
 
 /** What vLLM and SGLang have in common: Python, torch, and caches for what they compile. */
 
@@ -46,6 +46,18 @@ export function pythonEnv({ launch, program, folder, cache }: LaunchInput): Reco
     TRITON_CACHE_DIR: at("triton"),
     FLASHINFER_WORKSPACE_BASE: at("flashinfer"),
     CUDA_CACHE_PATH: at("cuda"),
+  };
+}
+
+/** Asks torch, which both are made of, how many GPUs it sees. @param pythonOf the Python of a program */
+export function torchQuestion(pythonOf: (program: string) => string): AcceleratorQuestion {
+  return {
+    argv: (program) => [pythonOf(program), "-c", "import torch; print('GPUs:', torch.cuda.device_count())"],
+    fault: (output) => {
+      const count = /^GPUs: (\d+)$/m.exec(output)?.[1];
+      if (count === undefined) return `torch does not run: ${output.trim().split("\n").at(-1) ?? ""}`;
+      return count === "0" ? "torch sees no GPU" : "";
+    },
   };
 }
 

@@ -5,7 +5,7 @@ import { argsOf, argvOf, chosen, flag, wordsOf } from "./args.ts";
 import type { Endpoint, Engine, EngineCommand, Flag, FlagRules, LaunchInput } from "./engine.ts";
 import { samplesOf } from "./metrics.ts";
 import { SERVES_MODEL } from "./served-model.ts";
-import { layoutOf, PYTHON_ENV, PYTHON_SCRUB, pythonEnv, type LayoutNames } from "./python.ts";
+import { layoutOf, PYTHON_ENV, PYTHON_SCRUB, pythonEnv, torchQuestion, type LayoutNames } from "./python.ts";
 
 /** SGLang 0.5.19 and later: `python -m sglang.launch_server`, on loopback behind a key, since it serves on no unix socket. */
 
@@ -141,6 +141,7 @@ export const sglang: Engine = {
   // Read from what is installed: to import it takes half a minute.
   version_args: ["-c", "from importlib.metadata import version; print('sglang', version('sglang'))"],
   readVersion: (output) => /^sglang (\d\S*)$/m.exec(output)?.[1] ?? null,
+  accelerator: torchQuestion((program) => program),
   help: { args: ["-m", "sglang.launch_server", "--help"], env: PYTHON_ENV, trial_args: null },
   isProgress: (line) => /Load weight|Loading .*shards|Capturing|Capture cuda graph|Memory pool|KV Cache|\d+%\|/i.test(line),
 };

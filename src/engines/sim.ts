@@ -51,6 +51,7 @@ export const sim: Engine = {
   ],
   version_args: ["version"],
   readVersion: (output) => /llmgw (\S+)/.exec(output)?.[1] ?? null,
+  accelerator: null,
   help: null,
   isProgress: (line) => /loading \d+%|has joined/.test(line),
 };

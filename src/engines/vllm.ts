@@ -1,11 +1,11 @@
-import { dirname } from "node:path";
+import { dirname, join } from "node:path";
 import { ENGINE_SHUTDOWN_MS } from "../protocol/limits.ts";
 import type { RankLaunch } from "../protocol/plan.ts";
 import { argsOf, argvOf, chosen, flag, wordsOf } from "./args.ts";
 import type { Engine, EngineCommand, Flag, FlagRules, LaunchInput } from "./engine.ts";
 import { samplesOf } from "./metrics.ts";
 import { SERVES_MODEL } from "./served-model.ts";
-import { layoutOf, PYTHON_ENV, PYTHON_SCRUB, pythonEnv, type LayoutNames } from "./python.ts";
+import { layoutOf, PYTHON_ENV, PYTHON_SCRUB, pythonEnv, torchQuestion, type LayoutNames } from "./python.ts";
 
 /** vLLM 0.30 and later: `vllm serve`, several nodes by its own multiprocessing (no Ray). */
 
@@ -125,6 +125,7 @@ export const vllm: Engine = {
   ],
   version_args: ["--version"],
   readVersion: (output) => /^(?:vllm )?(\d+\.\d+\S*)$/m.exec(output)?.[1] ?? null,
+  accelerator: torchQuestion((program) => join(dirname(program), "python")),
   help: { args: ["serve", "--help=all"], env: { ...PYTHON_ENV, VLLM_TARGET_DEVICE: "cpu" }, trial_args: null },
   isProgress: (line) =>
     /Loading .*(shards|weights|safetensors)|Capturing|Compiling|torch\.compile|Autotun|GPU KV cache size|init engine|\d+%\|/i.test(line),

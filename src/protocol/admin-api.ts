@@ -5,6 +5,7 @@
  *   GET    /admin/v1/status                       StatusView
  *   GET    /admin/v1/nodes                        { items: NodeView[] }
  *   GET    /admin/v1/fabrics                      { items: FabricView[] }
+ *   GET    /admin/v1/engines                      EngineList
  *   GET    /admin/v1/models                       { items: ModelView[] }
  *   GET    /admin/v1/replicas                     { items: ReplicaView[] }
  *   GET    /admin/v1/events?after=<id>&limit=<n>  { items: EventView[] }      newest last
@@ -24,6 +25,7 @@
  *   POST   /admin/v1/revoke                       RevokeName -> {}
  */
 import * as v from "valibot";
+import { INSTALL_PHASES } from "./engine-release.ts";
 import { ModelSpec } from "./catalog.ts";
 import { ENGINE_KINDS, EngineKind, ModelName, NodeId, ReplicaId } from "./ids.ts";
 import { Inventory } from "./inventory.ts";
@@ -88,6 +90,31 @@ export const ModelView = v.object({
 });
 export type ModelView = v.InferOutput<typeof ModelView>;
 export const ModelList = items(ModelView);
+
+/** One engine of one node: what it uses, and how far it is with what the server names. */
+export const EngineView = v.object({
+  node: NodeId,
+  engine: v.picklist(ENGINE_KINDS),
+  /** Version that new replicas start; "" = this node offers none. */
+  version: v.string(),
+  origin: v.picklist(["path", "installed", "built in", "none"]),
+  path: v.string(),
+  features: v.array(v.string()),
+  /** Version the server names; "" = none. */
+  wanted: v.string(),
+  /** How far the wanted one is; "" when none is wanted. */
+  state: v.picklist(["", ...INSTALL_PHASES]),
+  /** Why it is as it is. */
+  reason: v.string(),
+  next_try_ms: v.nullable(v.number()),
+});
+export type EngineView = v.InferOutput<typeof EngineView>;
+export const EngineList = v.object({
+  items: v.array(EngineView),
+  /** What the server names, and why it does not know how that is installed; "" when it does. */
+  wanted: v.array(v.object({ engine: v.picklist(ENGINE_KINDS), version: v.string(), reason: v.string() })),
+});
+export type EngineList = v.InferOutput<typeof EngineList>;
 
 export const REPLICA_STATES = ["pending", "fetching", "starting", "ready", "draining", "stopping", "failed", "gone"] as const;
 export const ReplicaState = v.picklist(REPLICA_STATES);

@@ -12,6 +12,7 @@
 import * as v from "valibot";
 import { EngineCheck } from "./engine-check.ts";
 import { AttemptId, Bytes, Count, EngineKind, NodeId, ReplicaId, TimeMs } from "./ids.ts";
+import { WantedEngine } from "./engine-release.ts";
 import { Inventory } from "./inventory.ts";
 import { NodePlan, PlanVersion, RankLaunch, Revocation } from "./plan.ts";
 
@@ -45,6 +46,8 @@ export const RankStatus = v.object({
   /** What it is doing or waiting for, in words. */
   detail: v.string(),
   engine_pid: v.nullable(Count),
+  /** Version of the engine it was started with; absent until it is started, and from agents that do not say. */
+  engine_version: v.optional(v.string()),
   /** System memory its processes hold, as measured last; absent until then. */
   memory_used: v.optional(Bytes),
   /** Raises with every sign of loading progress; extends the start deadline. */
@@ -105,6 +108,8 @@ export const PollAnswer = v.object({
   revocations: v.array(Revocation),
   /** Paths of weights in the catalog: the node says in its inventory what it has there. */
   look_for: v.optional(v.array(v.string()), []),
+  /** Versions of engines the node is to have; absent from servers that name none. */
+  engines: v.optional(v.array(WantedEngine)),
 });
 export type PollAnswer = v.InferOutput<typeof PollAnswer>;
 

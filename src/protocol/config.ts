@@ -1,4 +1,5 @@
 import * as v from "valibot";
+import { EngineVersion } from "./engine-release.ts";
 import { NodeId } from "./ids.ts";
 
 /** `host:port`, IPv6 in brackets. */
@@ -7,6 +8,8 @@ export const LogLevel = v.picklist(["error", "warn", "info", "debug"]);
 export type LogLevel = v.InferOutput<typeof LogLevel>;
 const Log = v.strictObject({ level: v.optional(LogLevel, "info"), format: v.optional(v.picklist(["text", "json"]), "text") });
 const Path = v.pipe(v.string(), v.minLength(1, "a path is needed"));
+/** A version of an engine, or "" for none. */
+const Version = v.union([v.literal(""), EngineVersion]);
 const KeyPair = { cert: Path, key: Path };
 
 /** `server.yaml`. Relative paths are relative to the file. */
@@ -24,9 +27,17 @@ export const ServerConfig = v.strictObject({
   run: v.optional(Path, "/run/llmgw/server"),
   /** The file that names the models to serve. */
   catalog: v.optional(Path, "catalog.yaml"),
-  /** Engine versions the nodes install; "" = leave this engine alone. */
+  /**
+   * Engine versions the nodes install; "" = leave this engine alone. Absent: those of this release of llmgw for llama.cpp and
+   * vLLM, none for SGLang. `mirror` replaces where they come from, for sites without internet.
+   */
   engines: v.optional(
-    v.strictObject({ llamacpp: v.optional(v.string(), ""), vllm: v.optional(v.string(), ""), sglang: v.optional(v.string(), "") }),
+    v.strictObject({
+      llamacpp: v.optional(Version),
+      vllm: v.optional(Version),
+      sglang: v.optional(Version),
+      mirror: v.optional(v.pipe(v.string(), v.regex(/^https?:\/\/\S+$/, "a mirror is an http(s) URL"))),
+    }),
     {},
   ),
   gateway: v.optional(
@@ -73,6 +84,10 @@ export const AgentConfig = v.strictObject({
   ib_root: v.optional(Path),
   /** A llama-server to use instead of an installed one. */
   llamacpp_bin: v.optional(Path),
+  /** A `vllm` program to use instead of an installed one. */
+  vllm_bin: v.optional(Path),
+  /** The Python that has SGLang, to use instead of an installed one. */
+  sglang_python: v.optional(Path),
   /**
    * Where engines live apart from the agent: each in a `systemd` service of its own, or in a `session`; `auto` takes the first
    * for a root agent under systemd.

@@ -1,5 +1,6 @@
 import * as v from "valibot";
 import { CheckResult } from "./doctor.ts";
+import { EngineInstall } from "./engine-release.ts";
 import { Bytes, Count, EngineKind } from "./ids.ts";
 import { ModelShape } from "./model-shape.ts";
 
@@ -31,6 +32,12 @@ export const EngineOffer = v.object({
   offered: v.boolean(),
   /** Why it is not offered; empty when it is. */
   reason: v.string(),
+  /** Why it is used and not what was asked for, or not as it could be; absent when there is nothing to say. */
+  note: v.optional(v.string()),
+  /** What the program calls itself, when that is more than its version. */
+  build: v.optional(v.string()),
+  /** What this build can: `cuda`, `rpc`. */
+  features: v.optional(v.array(v.string())),
 });
 export type EngineOffer = v.InferOutput<typeof EngineOffer>;
 
@@ -90,6 +97,8 @@ export const Inventory = v.object({
   /** InfiniBand ports; absent from agents that do not look for them. */
   ports: v.optional(v.array(FabricPort)),
   engines: v.array(EngineOffer),
+  /** How far it is with the versions the server names; absent from agents that install none. */
+  installs: v.optional(v.array(EngineInstall)),
   /** Absent from agents that do not look for weights. */
   weights: v.optional(v.array(WeightsSeen)),
   warnings: v.array(Warning),

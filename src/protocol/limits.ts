@@ -155,6 +155,28 @@ export const REPORT_GATHER_MS = 100;
 export const INVENTORY_INTERVAL_MS = 30_000;
 /** A shim must have opened its control socket within this time. */
 export const SHIM_START_MS = 15_000;
+/** A list of the files of an engine's release must have come within this time. */
+export const RELEASE_LISTING_MS = 30_000;
+/** Longest list of the files of an engine's release. */
+export const RELEASE_LISTING_BYTES = 8 * 1024 * 1024;
+/** First wait before a release is looked up again; it doubles up to the longest. */
+export const RELEASE_AGAIN_FIRST_MS = 30_000;
+/** Longest wait before a release is looked up again. */
+export const RELEASE_AGAIN_MAX_MS = 3_600_000;
+/** First wait before an engine that could not be installed is tried again; it doubles up to the longest. */
+export const INSTALL_AGAIN_FIRST_MS = 10_000;
+/** Longest wait before an engine that could not be installed is tried again. */
+export const INSTALL_AGAIN_MAX_MS = 1_800_000;
+/** Python packages of an engine must be installed within this time. */
+export const PACKAGES_INSTALL_MS = 7_200_000;
+/** Disk that the packages of vLLM or SGLang need, with what they unpack to. */
+export const PACKAGES_ROOM_BYTES = 15 * 1024 * 1024 * 1024;
+/** Times its size that an archive of an engine needs of the disk, with what it unpacks to. */
+export const ARCHIVE_ROOM_TIMES = 4;
+/** An engine's program must have said which accelerators it sees within this time. */
+export const ENGINE_DEVICES_MS = 120_000;
+/** An agent joins without waiting longer than this for what its engines say of themselves. */
+export const ENGINES_FIRST_LOOK_MS = 5_000;
 /** systemd must have started a service, or answered otherwise, within this time. */
 export const SYSTEMD_ANSWER_MS = 30_000;
 /** A shim that is to stop and has not answered for this long is killed with all of its rank. */

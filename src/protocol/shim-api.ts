@@ -37,6 +37,8 @@ export const ShimSpec = v.object({
   launch: RankLaunch,
   /** Absolute path of the engine's program; "" for the built-in one. */
   engine_path: v.string(),
+  /** Version of that program, for whoever asks what a running rank was started with. */
+  engine_version: v.optional(v.string()),
   /** Absolute path of the weights on this node, or null. */
   weights_path: v.nullable(v.string()),
   /** The attempt's folder: log files, exit.json. */

@@ -10,6 +10,7 @@ import { messageOf, OperatorError } from "../protocol/errors.ts";
 import { ENGINE_CHECK_MS, LISTED_EVENTS_COUNT, LOG_TAIL_LINES_COUNT, NODE_REQUEST_MS } from "../protocol/limits.ts";
 import { ATTEMPT_HEADER } from "../protocol/shim-api.ts";
 import type { Fleet } from "./fleet.ts";
+import { engineList } from "./engine-views.ts";
 import { findRoute, goneSignal, readJson, sendJson, type Route } from "./http.ts";
 import type { Operations } from "./operations.ts";
 import type { KeyRow, Store } from "./store.ts";
@@ -65,6 +66,11 @@ export class AdminApi {
       { method: "GET", path: "/admin/v1/status", run: (call) => this.#status(call) },
       { method: "GET", path: "/admin/v1/nodes", run: list(() => nodeViews(fleet, now())) },
       { method: "GET", path: "/admin/v1/fabrics", run: list(() => fabricViews(fleet, now())) },
+      {
+        method: "GET",
+        path: "/admin/v1/engines",
+        run: async ({ response }) => sendJson(response, engineList(nodeViews(fleet, now()), fleet.engines())),
+      },
       { method: "GET", path: "/admin/v1/models", run: list(() => modelViews(fleet, now())) },
       { method: "GET", path: "/admin/v1/replicas", run: list(() => replicaViews(fleet, parts.in_flight(), now())) },
       { method: "GET", path: "/admin/v1/replicas/:id/log", run: (call, { id = "" }) => this.#showLog(call, id) },

@@ -178,7 +178,7 @@ export class AgentApi {
     entry.session.notices = fleet.notice_count;
     const part = fleet.part(node);
     const plan = part && comparePlanVersions(part.version, have) > 0 ? part : null;
-    const told = { revocations: [...fleet.revocations], look_for: pathsOf(fleet.catalog) };
+    const told = { revocations: [...fleet.revocations], look_for: pathsOf(fleet.catalog), engines: [...fleet.engines()] };
     sendJson(response, { plan, requests: fleet.takeRequests(node), ...told } satisfies PollAnswer);
   }
 

@@ -5,6 +5,7 @@ import { Waiters } from "../os/wakeup.ts";
 import type { Refusal } from "../protocol/admin-api.ts";
 import type { NodeRequest, NodeResult, RankStatus } from "../protocol/agent-api.ts";
 import type { ModelSpec, SizedModel } from "../protocol/catalog.ts";
+import type { WantedEngine } from "../protocol/engine-release.ts";
 import { OperatorError } from "../protocol/errors.ts";
 import type { ModelName, NodeId, ReplicaId } from "../protocol/ids.ts";
 import { BLOCKING_QUERY_MS, GATHER_MS, GATHER_QUIET_MS, NODE_LOST_AFTER_MS, NODE_SUSPECT_AFTER_MS } from "../protocol/limits.ts";
@@ -52,6 +53,8 @@ export class Fleet {
   catalog: readonly ModelSpec[] = [];
   /** What is known of weights from where they come from, by source. */
   heads: ReadonlyMap<string, ModelShape> = new Map();
+  /** Versions of engines that nodes are to have. */
+  engines: () => readonly WantedEngine[] = () => [];
   /** Sources that are just asked for that. */
   measuring: ReadonlySet<string> = new Set();
   scales: ReadonlyMap<ModelName, ModelScale> = new Map();

@@ -22,6 +22,7 @@ import { lastSnapshot } from "../gateway/snapshot.ts";
 import { isRevoked } from "../protocol/plan.ts";
 import { AdminApi } from "./admin-api.ts";
 import { AgentApi } from "./agent-api.ts";
+import { EngineReleases } from "./engine-releases.ts";
 import { Fleet } from "./fleet.ts";
 import { GatewayLink } from "./gateway-link.ts";
 import { sendError } from "./http.ts";
@@ -83,6 +84,7 @@ class Server {
   readonly #admins: AdminApi;
   readonly #dialer;
   readonly #heads: SourceHeads;
+  readonly #releases: EngineReleases;
   #identity: Identity;
   #listener: PeerListener | null = null;
   #keys: KeyRow[] = [];
@@ -100,6 +102,13 @@ class Server {
     this.#heads = new SourceHeads(this.#log, () => this.#reconciler.poke());
     this.#fleet.heads = this.#heads.shapes;
     this.#fleet.measuring = this.#heads.measuring;
+    this.#releases = new EngineReleases({
+      folder: join(config.state, "engines"),
+      log: this.#log,
+      signal: options.signal,
+      changed: () => this.#fleet.notify(),
+    });
+    this.#fleet.engines = () => this.#releases.wanted;
     this.#setCatalog(catalog);
     this.#dialer = makeDialer(identity, { revocations: () => this.#fleet.revocations });
     this.#gateway = new GatewayLink({
@@ -161,6 +170,7 @@ class Server {
       models: this.#fleet.models.length,
       epoch: this.#fleet.version.epoch,
     });
+    this.#releases.follow(config.engines);
     await Promise.all([this.#reconciler.run(signal), this.#gateway.run(signal)]);
     process.off("SIGHUP", reload);
     this.#heads.stop();
@@ -262,11 +272,12 @@ class Server {
       checkExposure(next);
       const catalog = await readCatalog(next.catalog);
       const identity = await serverIdentity(next.tls);
+      const { catalog: _path, engines, ...rest } = next;
       const changed: string[] = [];
       if (JSON.stringify(catalog.models) !== JSON.stringify(this.#fleet.catalog)) changed.push("catalog");
+      if (this.#releases.follow(engines)) changed.push("engines");
       if (identity.serial !== this.#identity.serial) changed.push("certificate");
-      const { catalog: _path, ...rest } = next;
-      const { catalog: _old, ...old } = config;
+      const { catalog: _old, engines: _engines, ...old } = config;
       if (JSON.stringify(rest) !== JSON.stringify(old)) changed.push("server.yaml (counts after a restart)");
       this.#setCatalog(catalog);
       await this.#dropScales();

@@ -8,6 +8,7 @@ import { freezeOf } from "../core/loss.ts";
 import { DEFAULT_POLICY, holds } from "../core/world.ts";
 import { PROTOCOL } from "../protocol/protocol.ts";
 import { VERSION } from "../protocol/version.ts";
+import { engineWarnings } from "./engine-views.ts";
 import { cordonOf, stateOf, type Fleet } from "./fleet.ts";
 import type { KeyRow } from "./store.ts";
 
@@ -198,6 +199,7 @@ function warningsOf(
   if (config_fault !== null)
     add("config-invalid", "server", `kept the old configuration: ${config_fault}`, "llmgw config check, then llmgw ctl reload");
   for (const { code, subject, text, remedy } of fleet.fabrics(now_ms).warnings) add(code, subject, text, remedy);
+  warnings.push(...engineWarnings(nodes, fleet.engines()));
   for (const node of nodes) {
     const ending = certificateReason(node.certificate_expires_ms, now_ms);
     if (ending !== null)

@@ -145,7 +145,7 @@ async function judge(
   const length = response.headers.get("content-length");
   const total = range.total ?? (length === null ? null : Number(length) + offset);
   if (size !== undefined && total !== null && total !== size) {
-    throw new Final(wrong(url, `the server has ${total} bytes, the catalog says ${size}`, "correct size in the catalog, or the address"));
+    throw new Final(wrong(url, `the server has ${total} bytes, and ${size} were named`, "correct size in the catalog, or the address"));
   }
   const needed = (total ?? size ?? 0) - offset;
   const free = (await request.free()) + (partial ? 0 : await sizeOf(partsOf(path).part));
@@ -216,12 +216,12 @@ async function finish(request: FetchRequest, total: number | null): Promise<void
     return new Final(error);
   };
   if (size !== undefined && got !== size)
-    throw await spoiled(wrong(url, `it has ${got} bytes, the catalog says ${size}`, "correct size in the catalog"));
+    throw await spoiled(wrong(url, `it has ${got} bytes, and ${size} were named`, "correct size in the catalog"));
   if (total !== null && got !== total) throw new Error(`${got} bytes of ${total} came`);
   if (sha256 !== undefined) {
     const digest = await sha256Of(part, signal, (done) => progress(done, got, "checking"));
     const remedy = "correct sha256 in the catalog, or the address";
-    if (digest !== sha256) throw await spoiled(wrong(url, `its sha256 is ${digest}, the catalog says ${sha256}`, remedy));
+    if (digest !== sha256) throw await spoiled(wrong(url, `its sha256 is ${digest}, and ${sha256} was named`, remedy));
   }
   await rename(part, path);
   await rm(tag, { force: true });

@@ -87,7 +87,10 @@ beforeAll(async () => {
   });
   const config = join(root, "server", "server.yaml");
   const listen = `listen: { control: "127.0.0.1:${control}", gateway: "127.0.0.1:${gateway}" }`;
-  await writeFile(config, [listen, `state: ${join(root, "state")}`, `run: ${join(root, "run")}`, ""].join("\n"));
+  await writeFile(
+    config,
+    [listen, 'engines: { llamacpp: "", vllm: "" }', `state: ${join(root, "state")}`, `run: ${join(root, "run")}`, ""].join("\n"),
+  );
   await writeFile(join(root, "server", "catalog.yaml"), "models: []\n");
   const server = `https://127.0.0.1:${control}`;
   gateway_url = `http://127.0.0.1:${gateway}`;

@@ -28,6 +28,10 @@ export interface FleetOptions {
   readonly nodes?: number;
   readonly models?: readonly CatalogEntry[];
   readonly llama_server?: string;
+  /** `engines` of server.yaml. */
+  readonly engines?: Readonly<Record<string, string>>;
+  /** More keys of every agent.yaml. */
+  readonly agent?: Readonly<Record<string, unknown>>;
   /** Done with the fleet's folder before anything starts: mounts, say. */
   readonly prepare?: (folder: string) => Promise<void>;
 }
@@ -100,28 +104,34 @@ export class Fleet {
   readonly control: string;
   readonly gateway: string;
   readonly llama_server: string | undefined;
+  /** What the server names; as a rule nothing is to be installed. */
+  engines: Readonly<Record<string, string>>;
+  readonly agent: Readonly<Record<string, unknown>>;
 
   private constructor(
     folder: string,
     addresses: readonly string[],
     ports: { control: number; gateway: number },
-    llama: string | undefined,
+    { llama_server, engines = {}, agent = {} }: FleetOptions,
   ) {
     this.folder = folder;
     this.run = join(folder, "r");
     this.addresses = addresses;
     this.control = `https://127.0.0.1:${ports.control}`;
     this.gateway = `http://127.0.0.1:${ports.gateway}`;
-    this.llama_server = llama;
+    this.llama_server = llama_server;
+    this.agent = agent;
+    this.engines = { llamacpp: "", vllm: "", sglang: "", ...engines };
   }
 
   /** Makes certificates and configurations, starts everything, and waits until all nodes have joined. */
-  static async start({ nodes = 2, models = [], llama_server, prepare }: FleetOptions = {}): Promise<Fleet> {
+  static async start(options: FleetOptions = {}): Promise<Fleet> {
+    const { nodes = 2, models = [], prepare } = options;
     const folder = await mkdtemp(join(tmpdir(), "lg-"));
     const [a, b] = [randomInt(1, 250), randomInt(0, 250)];
     const addresses = Array.from({ length: nodes }, (_, index) => `127.${a}.${b}.${index + 2}`);
     const ports = { control: await freePortOf("127.0.0.1"), gateway: await freePortOf("127.0.0.1") };
-    const fleet = new Fleet(folder, addresses, ports, llama_server);
+    const fleet = new Fleet(folder, addresses, ports, options);
     try {
       await fleet.#certificates();
       await fleet.#configure();
@@ -242,6 +252,25 @@ export class Fleet {
     await this.must("ctl", "reload");
   }
 
+  /** Makes these the engines of server.yaml. */
+  async nameEngines(engines: Readonly<Record<string, string>>): Promise<void> {
+    this.engines = { llamacpp: "", vllm: "", sglang: "", ...engines };
+    await this.#writeServer();
+    await this.must("ctl", "reload");
+  }
+
+  async #writeServer(): Promise<void> {
+    const strip = (url: string) => url.replace(/^https?:\/\//, "");
+    const server = {
+      listen: { control: strip(this.control), gateway: strip(this.gateway) },
+      state: "state",
+      run: join(this.run, "s"),
+      engines: this.engines,
+      log: { level: "debug" },
+    };
+    await writeFile(join(this.folder, "server.yaml"), stringify(server), { mode: 0o600 });
+  }
+
   async #writeCatalog(models: readonly CatalogEntry[]): Promise<void> {
     await writeFile(join(this.folder, "catalog.yaml"), stringify({ models }), { mode: 0o600 });
   }
@@ -296,14 +325,7 @@ export class Fleet {
   async #configure(): Promise<void> {
     for (const each of ["logs", "state", "ctl", "r", "r/s"]) mkdirSync(join(this.folder, each), { recursive: true, mode: 0o700 });
     await this.#writeCatalog([]);
-    const strip = (url: string) => url.replace(/^https?:\/\//, "");
-    const server = {
-      listen: { control: strip(this.control), gateway: strip(this.gateway) },
-      state: "state",
-      run: join(this.run, "s"),
-      log: { level: "debug" },
-    };
-    await writeFile(join(this.folder, "server.yaml"), stringify(server), { mode: 0o600 });
+    await this.#writeServer();
     for (const [index, id] of this.nodes.entries()) {
       const run = join(this.run, id);
       for (const each of [join(this.folder, id), run]) mkdirSync(each, { recursive: true, mode: 0o700 });
@@ -314,6 +336,7 @@ export class Fleet {
         state: "state",
         run,
         ...(this.llama_server === undefined ? {} : { llamacpp_bin: this.llama_server }),
+        ...this.agent,
         log: { level: "debug" },
       };
       await writeFile(join(this.folder, id, "agent.yaml"), stringify(agent), { mode: 0o600 });

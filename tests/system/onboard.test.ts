@@ -29,7 +29,7 @@ beforeAll(async () => {
   await succeed(binary, "ctl", "context", "add", "lab", "--server", url(), ...files, "--config", at("contexts"));
   await writeFile(at("catalog.yaml"), "models:\n  - { name: m, engine: sim, replicas: 1 }\n");
   const listen = `listen: { control: "${lab.here}:7443", gateway: "127.0.0.1:0" }`;
-  await writeFile(at("server.yaml"), `${listen}\nstate: state\nrun: run\n`);
+  await writeFile(at("server.yaml"), `${listen}\nstate: state\nrun: run\nengines: { llamacpp: "", vllm: "" }\n`);
   for (const folder of ["state", "run"]) await mkdir(at(folder));
   server = Bun.spawn([binary, "server", "--config", at("server.yaml"), "--owner-pid", String(process.pid)], {
     stdin: "ignore",

@@ -10,6 +10,7 @@ export const ctlCommands = group({
     lazy("nodes", async () => (await import("./nodes.ts")).nodesCommand),
     lazy("node", async () => (await import("./node.ts")).nodeCommands),
     lazy("fabrics", async () => (await import("./fabrics.ts")).fabricsCommand),
+    lazy("engines", async () => (await import("./engines.ts")).enginesCommand),
     lazy("models", async () => (await import("./models.ts")).modelsCommand),
     lazy("replicas", async () => (await import("./replicas.ts")).replicasCommand),
     lazy("events", async () => (await import("./events.ts")).eventsCommand),

@@ -151,6 +151,8 @@ async function writeServer(plan: DemoPlan): Promise<string> {
     state: "state",
     run,
     catalog: "catalog.yaml",
+    // Everything is on this machine already.
+    engines: { llamacpp: "", vllm: "" },
   };
   const config = join(folder, "server.yaml");
   await writeAtomic(config, stringify(settings), 0o600);

@@ -84,6 +84,7 @@ export class ControlPlane {
       listen: { control: `127.0.0.1:${plane.port}`, gateway: `127.0.0.1:${freePort()}` },
       state: "state",
       run: "run",
+      engines: { llamacpp: "", vllm: "" },
       gateway: { process: gateway === "child" ? "child" : "unit" },
     };
     await writeFile(join(folder, "server.yaml"), stringify(config));

@@ -1,35 +1,13 @@
 import { access, constants } from "node:fs/promises";
 import type { Engine } from "../engines/engine.ts";
-import { ENGINES } from "../engines/registry.ts";
 import { messageOf } from "../protocol/errors.ts";
-import type { EngineKind } from "../protocol/ids.ts";
-import type { EngineOffer } from "../protocol/inventory.ts";
 import { ENGINE_VERSION_MS } from "../protocol/limits.ts";
-import { VERSION } from "../protocol/version.ts";
 
 /** Output of a program that has ended must be read within this time, in ms. */
 const OUTPUT_MS = 1_000;
 
-/** Engines the operator gave by path. */
-export type EnginePaths = { readonly [K in EngineKind]?: string | undefined };
-
-/** Looks which engines this node can run. An engine that does not even print its version is not offered. */
-export async function discoverEngines(paths: EnginePaths): Promise<EngineOffer[]> {
-  const offers = await Promise.all(ENGINES.map((engine) => offerOf(engine, paths[engine.kind])));
-  return offers.filter((offer) => offer !== null);
-}
-
-async function offerOf(engine: Engine, path: string | undefined): Promise<EngineOffer | null> {
-  const { kind } = engine;
-  if (kind === "sim") return { kind, version: VERSION, path: "built in", origin: "built in", offered: true, reason: "" };
-  if (path === undefined) return null;
-  const offer = { kind, path, origin: "path" as const };
-  const seen = await versionOf(engine, path);
-  if ("reason" in seen) return { ...offer, version: "", offered: false, reason: seen.reason };
-  return { ...offer, version: seen.version, offered: true, reason: "" };
-}
-
-async function versionOf(engine: Engine, path: string): Promise<{ version: string } | { reason: string }> {
+/** Runs an engine for its version. @returns the version, or why it does not run here */
+export async function versionOf(engine: Engine, path: string): Promise<{ version: string } | { reason: string }> {
   try {
     await access(path, constants.X_OK);
   } catch (error) {
