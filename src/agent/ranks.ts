@@ -2,7 +2,7 @@ import { existsSync } from "node:fs";
 import { readdir, rm, stat } from "node:fs/promises";
 import { join } from "node:path";
 import * as v from "valibot";
-import { makeFolderOnce, makePassableFolder, makePrivateFolder, readIfThere } from "../os/files.ts";
+import { makeFolderOnce, makePassableFolder, makePrivateFolder, readIfThere, writeAtomic } from "../os/files.ts";
 import type { RankStatus } from "../protocol/agent-api.ts";
 import { messageOf, OperatorError, parseAs } from "../protocol/errors.ts";
 import { AttemptId } from "../protocol/ids.ts";
@@ -13,6 +13,7 @@ import { foldersToDrop } from "./kept-folders.ts";
 import type { EndedFolder } from "./kept-folders.ts";
 import { Rank, socketsOf } from "./rank.ts";
 import type { RankContext } from "./rank.ts";
+import { ShimClient } from "./shim-client.ts";
 
 /** All attempts of one node, running and lately ended. */
 export class Ranks {
@@ -42,6 +43,7 @@ export class Ranks {
     await (engine_user === null ? makePrivateFolder(socket_folder) : makePassableFolder(socket_folder));
     const attempts = (await readdir(ranks_folder)).filter((entry) => v.is(AttemptId, entry));
     await Promise.all(attempts.map((attempt) => this.#adopt(attempt)));
+    await Promise.all((await readdir(socket_folder)).map((name) => this.#restore(name)));
     const running = this.statuses().filter((status) => status.phase !== "exited").length;
     if (running > 0) log.info("found running ranks again", { ranks: running });
   }
@@ -57,6 +59,24 @@ export class Ranks {
       if (!(await rank.adopt())) this.#unstarted.push(rank);
     } catch (error) {
       log.warn("cannot read an attempt's folder", { attempt, why: messageOf(error) });
+    }
+  }
+
+  /** Takes up an attempt whose folder is gone or damaged, when its shim lives: that knows what it was started with. */
+  async #restore(socket: string): Promise<void> {
+    const { ranks_folder, socket_folder, log, patience } = this.#context;
+    const attempt = socket.replace(/\.shim$/, "");
+    if (attempt === socket || !v.is(AttemptId, attempt) || this.#ranks.has(attempt)) return;
+    try {
+      const spec = await new ShimClient(join(socket_folder, socket), patience).spec();
+      const folder = join(ranks_folder, attempt);
+      await makeFolderOnce(folder, 0o711);
+      await writeAtomic(join(folder, "launch.json"), JSON.stringify(spec.launch), 0o600);
+      await writeAtomic(join(folder, "spec.json"), JSON.stringify(spec), 0o600);
+      await this.#adopt(attempt);
+      log.warn("an attempt whose folder was lost runs on", { attempt, replica: spec.launch.replica });
+    } catch (error) {
+      log.debug("a socket that is nobody's any more", { socket, why: messageOf(error) });
     }
   }
 

@@ -2,7 +2,7 @@ import { fetchUnix } from "../os/unix-http.ts";
 import { parseAs } from "../protocol/errors.ts";
 import { BLOCKING_QUERY_MS, SHIM_ANSWER_MS } from "../protocol/limits.ts";
 import type { Revocation } from "../protocol/plan.ts";
-import { ShimStatus } from "../protocol/shim-api.ts";
+import { ShimSpec, ShimStatus } from "../protocol/shim-api.ts";
 
 /** How long an agent waits for its shims, in ms. */
 export interface ShimPatience {
@@ -29,6 +29,13 @@ export class ShimClient {
     const limit = AbortSignal.timeout(after === 0 ? this.#patience.answer_ms : this.#patience.news_ms);
     const answer = await fetchUnix(this.#socket, `/status?after=${after}`, { signal: signal ? AbortSignal.any([signal, limit]) : limit });
     return parseAs(ShimStatus, await answer.json(), "the shim's status");
+  }
+
+  /** What it was started with. */
+  async spec(): Promise<ShimSpec> {
+    const answer = await fetchUnix(this.#socket, "/spec", { signal: AbortSignal.timeout(this.#patience.answer_ms) });
+    if (!answer.ok) throw new Error(`the shim answered ${answer.status}`);
+    return parseAs(ShimSpec, await answer.json(), "what a shim was started with");
   }
 
   async stop(reason: string): Promise<void> {

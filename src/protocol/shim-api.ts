@@ -3,6 +3,7 @@
  * previous protocol number too, because it outlives the agent.
  *
  *   GET  /status?after=<revision>   ShimStatus   held up to BLOCKING_QUERY_MS while the revision is the same
+ *   GET  /spec                      ShimSpec     what it was started with, for an agent that has lost its folder
  *   POST /stop                      StopRequest -> {}      answers at once; /status tells the rest
  *   POST /trust                     ShimTrust   -> {}      reload the certificate, take new revocations
  *   GET  /log?lines=N               text/plain

@@ -1,11 +1,12 @@
 import { parseAs } from "../protocol/errors.ts";
 import { LOG_TAIL_LINES_COUNT } from "../protocol/limits.ts";
-import { ShimTrust, StopRequest } from "../protocol/shim-api.ts";
+import { ShimTrust, StopRequest, type ShimSpec } from "../protocol/shim-api.ts";
 import type { RankLog } from "./rank-log.ts";
 import type { RankState } from "./rank-state.ts";
 
 /** What an agent can ask of a rank. */
 export interface ControlledRank {
+  readonly spec: ShimSpec;
   readonly state: RankState;
   readonly log: RankLog;
   /** Begins to end the rank; returns at once. */
@@ -21,6 +22,8 @@ export function controlOf(rank: ControlledRank): (request: Request) => Promise<R
     switch (`${request.method} ${url.pathname}`) {
       case "GET /status":
         return Response.json(await rank.state.next(Number(url.searchParams.get("after") ?? 0)));
+      case "GET /spec":
+        return Response.json(rank.spec);
       case "POST /stop":
         rank.stop(parseAs(StopRequest, await request.json(), "the stop request").reason);
         return Response.json({});

@@ -93,6 +93,7 @@ class Shim {
     const control = await serveUnix(
       this.#spec.control_socket,
       controlOf({
+        spec: this.#spec,
         state: this.#state,
         log: this.#rank_log,
         stop: (reason) => this.#stop(reason),

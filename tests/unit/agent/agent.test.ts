@@ -1,7 +1,7 @@
 import { afterEach, beforeEach, describe, expect, test } from "bun:test";
 import { chmod, readdir, readFile, rm, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
-import { join } from "node:path";
+import { dirname, join } from "node:path";
 import { runAgent, stopAll } from "../../../src/agent/agent.ts";
 import { isAlive, signalProcess } from "../../../src/os/process.ts";
 import { makeDialer } from "../../../src/pki/dial.ts";
@@ -103,6 +103,27 @@ describe("an agent", () => {
       await until("it to be forgotten", () => server.reports.at(-1)?.ranks.length === 0);
       expect(await server.request({ ...ask, id: "three", attempt: launch.attempt })).toHaveProperty("lines");
       expect(await readdir(join(node.config.run, "r"))).toEqual([]);
+    },
+    TEST_MS,
+  );
+
+  test.each<[string, (folder: string) => Promise<void>]>([
+    ["lost", () => rm(node.config.state, { recursive: true })],
+    ["damaged", (folder) => writeFile(join(folder, "launch.json"), "{")],
+  ])(
+    "whose state was %s finds what runs all the same, by its shims",
+    async (_how, spoil) => {
+      const first = node.spawn();
+      const { launch, engine } = await serving();
+      first.kill("SIGKILL");
+      await first.exited;
+      await spoil(dirname(specOf(launch)));
+      node.spawn();
+      await until("another join", () => server.joins.length === 2);
+      expect(server.joins[1]?.ranks).toMatchObject([{ attempt: launch.attempt, phase: "ready", engine_pid: engine, launch }]);
+      server.plan([]);
+      await server.sees(launch.attempt, "the end", isPhase("exited"));
+      await isGone(engine);
     },
     TEST_MS,
   );
