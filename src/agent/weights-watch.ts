@@ -13,8 +13,8 @@ export class WeightsWatch {
   #asked: readonly string[] = [];
   /** What was found before, by path, as long as the file or folder is as it was then. */
   readonly #known = new Map<string, { readonly mark: string; readonly found: Found }>();
-  /** The one path that is looked at now. */
-  #busy: { readonly path: string; readonly over: Promise<unknown> } | null = null;
+  /** The one path that is looked at now, and whether that ended in time. */
+  #busy: { readonly path: string; readonly ended: Promise<boolean> } | null = null;
 
   constructor(store: WeightStore, look: (path: string) => Promise<Found> = lookAt, limit_ms = WEIGHTS_LOOK_MS) {
     this.#store = store;
@@ -44,17 +44,18 @@ export class WeightsWatch {
    * process has for files. So there is one look at a time, and none while one hangs.
    */
   async #inTime(path: string): Promise<Found> {
-    const limit = Promise.withResolvers<null>();
-    const timer = setTimeout(() => limit.resolve(null), this.#limit_ms);
-    try {
-      while (this.#busy) if ((await Promise.race([this.#busy.over, limit.promise])) === null) return this.#hangs(path, this.#busy.path);
-      const look = this.#lookAt(path).catch((error: unknown): Found => ({ shape: null, fault: messageOf(error) }));
-      const busy = { path, over: look.then(() => (this.#busy = null)).then(() => true) };
-      this.#busy = busy;
-      return (await Promise.race([look, limit.promise])) ?? this.#hangs(path, path);
-    } finally {
+    while (this.#busy) if (!(await this.#busy.ended)) return this.#hangs(path, this.#busy.path);
+    const look = this.#lookAt(path).catch((error: unknown): Found => ({ shape: null, fault: messageOf(error) }));
+    const limit = Promise.withResolvers<boolean>();
+    const timer = setTimeout(() => limit.resolve(false), this.#limit_ms);
+    const busy = { path, ended: Promise.race([look.then(() => true), limit.promise]) };
+    this.#busy = busy;
+    const over = look.then((found) => {
       clearTimeout(timer);
-    }
+      this.#busy = null;
+      return found;
+    });
+    return (await busy.ended) ? over : this.#hangs(path, path);
   }
 
   #hangs(path: string, hanging: string): Found {
