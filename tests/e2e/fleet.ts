@@ -20,7 +20,7 @@ import type { GatewayStatus } from "../../src/protocol/gateway-api.ts";
 /** One model of a test's catalog, as an operator writes it. */
 export interface CatalogEntry {
   readonly name: string;
-  readonly engine: "sim" | "llamacpp";
+  readonly engine: "sim" | "llamacpp" | "vllm" | "sglang";
   readonly [key: string]: unknown;
 }
 
