@@ -2,10 +2,10 @@ import type { RankStatus } from "../protocol/agent-api.ts";
 import type { SizedModel } from "../protocol/catalog.ts";
 import type { AttemptId, NodeId, ReplicaId } from "../protocol/ids.ts";
 import { placesOf } from "../protocol/plan.ts";
-import { enter } from "./lifecycle.ts";
+import { enter, newReplica } from "./lifecycle.ts";
 import { specKey, specOfLaunch } from "./spec.ts";
 import { runs } from "./world.ts";
-import type { Happening, Replica, World } from "./world.ts";
+import type { Happening, Replica, Stage, World } from "./world.ts";
 
 interface Found {
   readonly node: NodeId;
@@ -19,17 +19,17 @@ interface Found {
  * so is stopped; until then it holds its place.
  * @param records the replicas there are, moved on by what is observed
  */
-export function adopt(world: World, records: readonly Replica[], now_ms: number): { replicas: Replica[]; events: Happening[] } {
+export function adopt(world: World, records: readonly Replica[], now_ms: number): Stage {
   const adopted = new Map<ReplicaId, Replica>();
   const events: Happening[] = [];
   for (const ranks of startedTogether(orphans(world, records))) {
     const first = ranks[0]?.status;
     const model = world.models.find((spec) => spec.name === first?.launch.model);
     if (!first || !model || adopted.has(first.replica) || !isWhole(ranks)) continue;
-    const id = first.replica;
+    const subject = `replica/${first.replica}`;
     const where = ranks.map(({ node }) => node).join(", ");
-    adopted.set(id, taken(id, ranks, model, now_ms));
-    events.push({ level: "warn", kind: "replica-adopted", subject: `replica/${id}`, text: `found running on ${where} and taken over` });
+    adopted.set(first.replica, taken(first, ranks, model, now_ms));
+    events.push({ level: "warn", kind: "replica-adopted", subject, text: `found running on ${where} and taken over` });
   }
   const held = holders(world);
   const kept = records.filter((replica) => !adopted.has(replica.id)).map((replica) => makeWay(replica, held, now_ms));
@@ -87,29 +87,18 @@ function isWhole(ranks: readonly Found[]): boolean {
   return ranks.every(({ status }, index) => status.rank === index && status.launch.ranks === ranks.length);
 }
 
-function taken(id: ReplicaId, ranks: readonly Found[], model: SizedModel, now_ms: number): Replica {
-  const first = ranks[0]?.status;
-  if (!first) throw new Error("a replica without ranks");
-  const spec = specOfLaunch(first.launch);
+function taken({ replica, launch }: RankStatus, ranks: readonly Found[], model: SizedModel, now_ms: number): Replica {
+  const spec = specOfLaunch(launch);
   const ready = ranks.every(({ status }) => status.phase === "ready");
   const since_ms = Math.min(now_ms, Math.max(...ranks.map(({ status }) => status.since_ms)));
   return {
-    id,
-    model: first.launch.model,
     // A launch does not tell what memory was set aside for it; the catalog does when it still means the same engine.
-    spec: specKey(spec) === specKey(model) ? model : spec,
-    created_ms: since_ms,
+    ...newReplica(replica, specKey(spec) === specKey(model) ? model : spec, since_ms),
     state: ready ? "ready" : "starting",
     since_ms: ready ? since_ms : now_ms,
     reason: ready ? "" : "found running on its node",
     placements: ranks.map(({ node, status }) => ({ node, launch: status.launch })),
     taken_up: true,
-    progress: null,
     ready_since_ms: ready ? since_ms : null,
-    failures: 0,
-    next_try_ms: null,
-    avoid: null,
-    last_lines: [],
-    replace: null,
   };
 }

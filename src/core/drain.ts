@@ -1,11 +1,44 @@
 import type { NodeId } from "../protocol/ids.ts";
 import type { RankLaunch } from "../protocol/plan.ts";
-import { runs, type NodeSeen, type Replica } from "./world.ts";
+import { specKey } from "./spec.ts";
+import { runs, type NodeSeen, type Replica, type World } from "./world.ts";
 
-/** Why a replica has to go from where it is, and whether it may go before another is ready in its place. */
+type Nodes = ReadonlyMap<NodeId, NodeSeen>;
+
+/** Why a replica has to give way to another, and whether it may go before that one is ready in its place. */
 export interface Displaced {
   readonly reason: string;
   readonly at_once: boolean;
+}
+
+/**
+ * Whether a replica is to be replaced although nothing is wrong with it: its node drains, its engine was upgraded there, an
+ * operator asked for it, or its catalog entry changed. Null when it may stay.
+ */
+export function displacedBy({ models }: World, nodes: Nodes, now_ms: number): (replica: Replica) => Displaced | null {
+  const wanted = new Map(models.map((spec) => [spec.name, spec]));
+  return (replica) => {
+    const reason = runs(replica) ? (drained(replica, nodes, now_ms) ?? upgraded(replica, nodes) ?? asked(replica)) : null;
+    if (reason) return reason;
+    const spec = wanted.get(replica.model);
+    if (!spec || specKey(spec) === specKey(replica.spec)) return null;
+    return { reason: `the catalog entry of ${spec.name} changed`, at_once: false };
+  };
+}
+
+function drained({ placements }: Replica, nodes: Nodes, now_ms: number): Displaced | null {
+  for (const { node } of placements) {
+    const drain = nodes.get(node)?.drain;
+    if (!drain) continue;
+    const late = drain.deadline_ms !== null && now_ms >= drain.deadline_ms;
+    return { reason: `node ${node} is being drained`, at_once: drain.stop_first || late };
+  }
+  return null;
+}
+
+function upgraded({ placements }: Replica, nodes: Nodes): Displaced | null {
+  const reason = placements.map(({ node, launch }) => upgradeOf(nodes.get(node), launch)).find((each) => each !== null);
+  return reason === undefined ? null : { reason, at_once: false };
 }
 
 /** What a node says of an engine that a running rank was not started with; null when there is nothing to say. */
@@ -16,19 +49,6 @@ function upgradeOf(node: NodeSeen | undefined, { attempt, engine }: RankLaunch):
   return `${engine} of ${node.id} is ${offer.version} now, and it was started with ${started}`;
 }
 
-/** Whether a replica is to be replaced by one elsewhere although nothing is wrong with it; null when it may stay. */
-export function displacedBy(nodes: ReadonlyMap<NodeId, NodeSeen>, now_ms: number): (replica: Replica) => Displaced | null {
-  return (replica) => {
-    if (!runs(replica)) return null;
-    for (const { node } of replica.placements) {
-      const drain = nodes.get(node)?.drain;
-      if (!drain) continue;
-      const late = drain.deadline_ms !== null && now_ms >= drain.deadline_ms;
-      return { reason: `node ${node} is being drained`, at_once: drain.stop_first || late };
-    }
-    const upgraded = replica.placements.map(({ node, launch }) => upgradeOf(nodes.get(node), launch)).find((each) => each !== null);
-    if (upgraded !== undefined) return { reason: upgraded, at_once: false };
-    if (replica.replace === null) return null;
-    return { reason: `an operator asked to ${replica.replace} it`, at_once: false };
-  };
+function asked({ replace }: Replica): Displaced | null {
+  return replace === null ? null : { reason: `an operator asked to ${replace} it`, at_once: false };
 }

@@ -1,4 +1,6 @@
 import type { RankExit, RankStatus } from "../protocol/agent-api.ts";
+import type { SizedModel } from "../protocol/catalog.ts";
+import type { ReplicaId } from "../protocol/ids.ts";
 import type { NodeSeen, Happening, Policy, Replica } from "./world.ts";
 
 /** What one step of a replica's life gives. */
@@ -13,6 +15,28 @@ export interface Observation {
   readonly nodes: readonly (NodeSeen | null)[];
   /** Requests in flight at rank 0; null when not known. */
   readonly in_flight: number | null;
+}
+
+/** A replica at the beginning of its life. */
+export function newReplica(id: ReplicaId, spec: SizedModel, now_ms: number): Replica {
+  return {
+    id,
+    model: spec.name,
+    spec,
+    created_ms: now_ms,
+    state: "pending",
+    since_ms: now_ms,
+    reason: "waiting for a place",
+    placements: [],
+    taken_up: false,
+    progress: null,
+    ready_since_ms: null,
+    failures: 0,
+    next_try_ms: null,
+    avoid: null,
+    last_lines: [],
+    replace: null,
+  };
 }
 
 /** Wait before the next start after so many failures, in ms: doubles up to the policy's longest. */

@@ -205,10 +205,10 @@ export function isBetterRoom(a: Room, b: Room, { spec, avoid }: Replica): boolea
   return byWorth(judged(a), judged(b)) < 0;
 }
 
-/** Places a replica whose port was taken on the same node again, or null when it has no room any more. */
+/** Places a replica of one rank whose port was taken on the same node again, or null when it has no room any more. */
 export function placeAgainOn(node: NodeId, replica: Replica, rooms: Rooms, start_ms: number, attempt: () => AttemptId): Placement | null {
   const room = rooms.by_node.get(node);
-  return room && replica.spec.nodes === 1 && !refusalOf(room, replica.spec, rooms) ? lease(replica, room, rooms, start_ms, attempt) : null;
+  return room && !refusalOf(room, replica.spec, rooms) ? lease(replica, room, rooms, start_ms, attempt) : null;
 }
 
 function lease(replica: Replica, room: Room, rooms: Rooms, start_ms: number, attempt: () => AttemptId): Placement {

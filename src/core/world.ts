@@ -160,6 +160,16 @@ export interface Decision {
   readonly events: readonly Happening[];
 }
 
+/** What one stage of a decision gives: all replicas after it, and what happened in it. */
+export interface Stage {
+  readonly replicas: readonly Replica[];
+  readonly events: readonly Happening[];
+}
+
+export function nodesById({ nodes }: World): ReadonlyMap<NodeId, NodeSeen> {
+  return new Map(nodes.map((node) => [node.id, node]));
+}
+
 /** True while the replica's ranks belong into their nodes' plans. */
 export function runs(replica: Replica): boolean {
   return replica.state === "fetching" || replica.state === "starting" || replica.state === "ready" || replica.state === "draining";

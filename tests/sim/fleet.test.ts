@@ -20,13 +20,14 @@ function run(seed: number, mood: Mood): Simulation {
 }
 
 const seeds = ONE === undefined ? Array.from({ length: SEEDS }, (_, seed) => FROM + seed) : [Number(ONE)];
-const half = Math.ceil(seeds.length / 4);
+// A calm fleet has less to go wrong: a quarter of the seeds is enough for it.
+const quarter = Math.ceil(seeds.length / 4);
 
 test.each<[Mood, number[]]>([
-  ["rough", seeds.slice(ONE === undefined ? half : 0)],
-  ["calm", ONE === undefined ? seeds.slice(0, half) : seeds],
+  ["rough", ONE === undefined ? seeds.slice(quarter) : seeds],
+  ["calm", ONE === undefined ? seeds.slice(0, quarter) : seeds],
 ])(
-  `${SEEDS} seeds of ${STEPS} steps keep every promise when it is %s`,
+  `the fleet keeps every promise when it is %s`,
   (mood, chosen) => {
     for (const seed of chosen) {
       const simulation = run(seed, mood);

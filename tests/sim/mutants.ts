@@ -1,6 +1,7 @@
 /**
  * `npm run mutants`: breaks one rule at a time in a copy of the sources and tells whether some seed of the simulated fleet
  * notices. A rule whose loss nobody notices is a hole in what the simulation checks. Exits with 1 when there is one.
+ * `npm run mutants -- WORDS` tries those rules alone that have these words.
  */
 import { cp, mkdtemp, readFile, rm, symlink, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
@@ -79,7 +80,7 @@ const MUTANTS: readonly Mutant[] = [
   },
   {
     breaks: "a drain waits for the replacement",
-    file: "src/core/planner.ts",
+    file: "src/core/fit.ts",
     words: `.filter((replica) => replica.state === "ready" && displaced(replica)?.at_once !== true);`,
     instead: ".filter(() => false);",
   },
@@ -115,14 +116,14 @@ const MUTANTS: readonly Mutant[] = [
   },
   {
     breaks: "replicas beyond the wanted number go",
-    file: "src/core/planner.ts",
+    file: "src/core/fit.ts",
     words: ".slice(0, Math.max(0, fresh.length - spec.replicas));",
     instead: ".slice(0, 0);",
   },
   {
     breaks: "those that serve are the last to go",
-    file: "src/core/planner.ts",
-    words: "Number(isServing(a)) - Number(isServing(b)) ||\n      PROGRESS[a.state] - PROGRESS[b.state] ||",
+    file: "src/core/fit.ts",
+    words: "Number(serving(a)) - Number(serving(b)) ||\n      PROGRESS[a.state] - PROGRESS[b.state] ||",
     instead: "PROGRESS[b.state] - PROGRESS[a.state] ||",
   },
   {
@@ -187,10 +188,12 @@ async function tryMutant({ file, words, instead }: Mutant): Promise<string | nul
 
 let missed = 0;
 const wanted = process.argv[2] ?? "";
-for (const mutant of MUTANTS.filter(({ breaks }) => breaks.includes(wanted))) {
+const chosen = MUTANTS.filter(({ breaks }) => breaks.includes(wanted));
+if (chosen.length === 0) throw new Error(`no rule is called "${wanted}"`);
+for (const mutant of chosen) {
   const how = await tryMutant(mutant);
   if (how === null) missed += 1;
   console.log(`${how === null ? "MISSED" : "noticed"}  ${mutant.breaks}${how === null ? "" : `\n         ${how}`}`);
 }
-console.log(`${MUTANTS.length - missed} noticed, ${missed} missed`);
+console.log(`${chosen.length - missed} noticed, ${missed} missed`);
 process.exit(missed === 0 ? 0 : 1);

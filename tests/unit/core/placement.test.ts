@@ -1,4 +1,5 @@
 import { expect, test } from "bun:test";
+import { newReplica } from "../../../src/core/lifecycle.ts";
 import { place } from "../../../src/core/placement.ts";
 import { measure } from "../../../src/core/room.ts";
 import type { NodeSeen, Replica } from "../../../src/core/world.ts";
@@ -6,25 +7,7 @@ import type { SizedModel } from "../../../src/protocol/catalog.ts";
 import type { ModelShape } from "../../../src/protocol/model-shape.ts";
 import { GiB, modelOf, TestFleet, type NodeShape } from "./fleet-for-tests.ts";
 
-const waiting = (spec: SizedModel, more: Partial<Replica> = {}): Replica => ({
-  id: `${spec.name}-00000`,
-  model: spec.name,
-  spec,
-  created_ms: 0,
-  state: "pending",
-  since_ms: 0,
-  reason: "",
-  placements: [],
-  taken_up: false,
-  progress: null,
-  ready_since_ms: null,
-  failures: 0,
-  next_try_ms: null,
-  avoid: null,
-  last_lines: [],
-  replace: null,
-  ...more,
-});
+const waiting = (spec: SizedModel, more: Partial<Replica> = {}): Replica => ({ ...newReplica(`${spec.name}-00000`, spec, 0), ...more });
 
 function placed(
   shapes: readonly NodeShape[],
