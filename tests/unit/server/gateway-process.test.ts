@@ -34,6 +34,7 @@ test("a gateway is started, replaced when it dies, left alone when the server en
   plane = await ControlPlane.make([{ name: "m", engine: "sim" }], "child");
   await plane.start();
   const first = await gateway(plane.folder);
+  await until("the server sees it", () => plane?.log.some((line) => line.includes("the gateway answers")));
   signalProcess(first.pid, "SIGKILL", "leader");
   const second = await gateway(plane.folder, first.pid);
   expect(plane.log.some((line) => line.includes("the gateway does not answer"))).toBe(true);
