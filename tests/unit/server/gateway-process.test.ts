@@ -34,7 +34,8 @@ test("a gateway is started, replaced when it dies, left alone when the server en
   plane = await ControlPlane.make([{ name: "m", engine: "sim" }], "child");
   await plane.start();
   const first = await gateway(plane.folder);
-  await until("the server sees it", () => plane?.log.some((line) => line.includes("the gateway answers")));
+  const before = await plane.admin();
+  await until("the server sees it", async () => (await before("GET", "status")).body.gateway.state === "serving");
   signalProcess(first.pid, "SIGKILL", "leader");
   const second = await gateway(plane.folder, first.pid);
   expect(plane.log.some((line) => line.includes("the gateway does not answer"))).toBe(true);
