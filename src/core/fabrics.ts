@@ -107,9 +107,9 @@ export interface Fabrics {
  */
 export function islandsOf(ports: readonly NodePort[], before: IslandNumbers = {}): Fabrics {
   const declared = ports.filter((port) => port.fabric !== "");
-  const torn = tornNodes(declared);
-  const isTorn = (port: NodePort) => torn.some((each) => each.node === port.node && each.fabric === port.fabric);
   const physical = physicalFabrics(declared);
+  const torn = tornNodes(physical);
+  const isTorn = (port: NodePort) => torn.some((each) => each.node === port.node && each.fabric === port.fabric);
   const warnings: FabricWarning[] = torn.map(({ node, fabric }) => ({
     code: "fabric-wrong-cable",
     subject: `node/${node}`,
@@ -134,13 +134,7 @@ export function islandsOf(ports: readonly NodePort[], before: IslandNumbers = {}
         text: `${users} see the same subnet managers: one fabric, taken as ${name}`,
         remedy: "use one name for it on every node",
       });
-    islands.push(
-      islandOf(
-        name,
-        names,
-        group.filter((port) => !isTorn(port)),
-      ),
-    );
+    islands.push(islandOf(name, names, group));
   }
   const split = new Set<string>();
   for (const [name, same] of Map.groupBy(islands, (island) => island.name)) {
@@ -186,10 +180,9 @@ function islandOf(name: string, declared: readonly string[], ports: readonly Nod
 }
 
 /** Nodes whose ports under one name are on different physical fabrics. */
-function tornNodes(declared: readonly NodePort[]): { node: string; fabric: string }[] {
-  const groups = physicalFabrics(declared);
+function tornNodes(physical: readonly NodePort[][]): { node: string; fabric: string }[] {
   const found = new Map<string, { node: string; fabric: string; on: Set<number> }>();
-  for (const [at, group] of groups.entries()) {
+  for (const [at, group] of physical.entries()) {
     for (const { node, fabric } of group) {
       const entry = found.get(`${node} ${fabric}`) ?? { node, fabric, on: new Set() };
       found.set(`${node} ${fabric}`, entry);

@@ -131,7 +131,7 @@ export interface World {
   readonly gathering: boolean;
 }
 
-/** Where new names come from: random in the server, counted from a seed in tests. */
+/** Where new names come from: core/ itself knows no chance. */
 export interface Ids {
   /** Five of a-z0-9. */
   suffix(): string;

@@ -1,6 +1,6 @@
 import * as v from "valibot";
 
-/** A node id: host name without domain, VM name and certificate common name (DESIGN words table). */
+/** A node id: host name without domain, VM name and certificate common name. */
 export const NodeId = v.pipe(
   v.string(),
   v.regex(/^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$/, "a node id is 1-63 of a-z 0-9 -, not starting or ending with -"),

@@ -85,7 +85,7 @@ export class GatewayLink {
     }
   }
 
-  /** Ends the gateway of a server that is only a guest on this machine (demo, tests). */
+  /** Ends the gateway of a server that is only a guest on this machine, as in a demo. */
   end(): void {
     if (this.#status) signalProcess(this.#status.pid, "SIGTERM", "leader");
   }

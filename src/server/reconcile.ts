@@ -7,7 +7,7 @@ import { explain } from "../protocol/errors.ts";
 import { RECONCILE_INTERVAL_MS } from "../protocol/limits.ts";
 import type { Fleet } from "./fleet.ts";
 import type { Store } from "./store.ts";
-import { worldOf } from "./world.ts";
+import { worldOf, type GatewayCounts } from "./world.ts";
 
 const LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789";
 
@@ -22,10 +22,7 @@ export interface ReconcileParts {
   readonly store: Store;
   readonly log: Log;
   readonly now: () => number;
-  /** Requests in flight per attempt, by the gateway's count; null while it does not say. */
-  readonly in_flight: () => ReadonlyMap<string, number> | null;
-  /** Attempts whose doors the gateway cannot reach; null while it does not say. */
-  readonly unreachable: () => ReadonlySet<string> | null;
+  readonly counts: () => GatewayCounts;
   /** A decision counts: the gateway may need a new snapshot. */
   readonly decided: () => void;
 }
@@ -72,12 +69,12 @@ export class Reconciler {
 
   /** One turn. */
   async turn(): Promise<void> {
-    const { fleet, store, log, now, in_flight, unreachable, decided } = this.#parts;
+    const { fleet, store, log, now, counts, decided } = this.#parts;
     const now_ms = now();
     fleet.look(now_ms);
     const sessions = [...fleet.nodes.values()].flatMap(({ session }) => session ?? []);
     const before = new Map(fleet.replicas.map((replica) => [replica.id, replica]));
-    const world = worldOf(fleet, { in_flight: in_flight(), unreachable: unreachable() }, now_ms);
+    const world = worldOf(fleet, counts(), now_ms);
     const asked_for = [...fleet.to_replace.keys()];
     const decision = plan(world, now_ms, IDS);
     const changed = decision.replicas.filter((replica) => before.get(replica.id) !== replica);

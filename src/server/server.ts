@@ -119,16 +119,16 @@ class Server {
       content: () => snapshotOf(this.#fleet, this.#keys, config.gateway.auth, Date.now()),
     });
     const shared = { fleet: this.#fleet, store, log: this.#log, now: Date.now, say: (event: Happening) => this.#say(event) };
+    const counts = () => ({ in_flight: this.#gateway.in_flight(), unreachable: this.#gateway.unreachable() });
     this.#reconciler = new Reconciler({
       ...shared,
-      in_flight: () => this.#gateway.in_flight(),
-      unreachable: () => this.#gateway.unreachable(),
+      counts,
       decided: () => this.#gateway.poke(),
     });
     this.#agents = new AgentApi({ ...shared, observed: () => this.#reconciler.poke() });
     const operations = new Operations({
       ...shared,
-      counts: () => ({ in_flight: this.#gateway.in_flight(), unreachable: this.#gateway.unreachable() }),
+      counts,
       revoke: (name) => this.#revoke(name),
       poke: () => this.#reconciler.poke(),
       catalog: async () => (await readCatalog((await loadServerConfig(options.config_file)).catalog)).models,

@@ -1,7 +1,7 @@
 import { DEFAULT_POLICY, type Replica, type World } from "../core/world.ts";
 import type { Fleet } from "./fleet.ts";
 
-/** What the gateway counts; null while it does not say. */
+/** What the gateway counts, by attempt, as {@link World} has it; null while it does not say. */
 export interface GatewayCounts {
   readonly in_flight: ReadonlyMap<string, number> | null;
   readonly unreachable: ReadonlySet<string> | null;
