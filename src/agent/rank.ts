@@ -184,7 +184,8 @@ export class Rank {
       } catch (error) {
         if (closed.aborted) return;
         const now = performance.now();
-        if (isSilence(error)) {
+        // A shim whose socket somebody removed cannot be asked any more, and its engine's lies beside it.
+        if (isSilence(error) || !this.#shim.isThere()) {
           if (silent_since !== null) this.#showFrozen();
           silent_since ??= now;
           // Asked for what it has, it is to answer at once.

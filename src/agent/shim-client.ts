@@ -1,3 +1,4 @@
+import { existsSync } from "node:fs";
 import { fetchUnix } from "../os/unix-http.ts";
 import { parseAs } from "../protocol/errors.ts";
 import { BLOCKING_QUERY_MS, SHIM_ANSWER_MS } from "../protocol/limits.ts";
@@ -22,6 +23,11 @@ export class ShimClient {
   constructor(socket: string, patience = { news_ms: BLOCKING_QUERY_MS + SHIM_ANSWER_MS, answer_ms: SHIM_ANSWER_MS }) {
     this.#socket = socket;
     this.#patience = patience;
+  }
+
+  /** Whether its socket is in its place. */
+  isThere(): boolean {
+    return existsSync(this.#socket);
   }
 
   /** The status once it is no longer of revision `after` (at once with 0), or after BLOCKING_QUERY_MS. */

@@ -129,6 +129,19 @@ describe("an agent", () => {
   );
 
   test(
+    "a rank whose sockets somebody removed is ended after a while, with all of it",
+    async () => {
+      node.start({ patience: { news_ms: 500, answer_ms: 500, frozen_ms: 1_000 } });
+      const { launch, engine } = await serving();
+      await rm(join(node.config.run, "r"), { recursive: true });
+      const { exit } = await server.sees(launch.attempt, "the end", isPhase("exited"));
+      expect(exit).toMatchObject({ kind: "died", reason: "its shim does not answer" });
+      await isGone(engine);
+    },
+    TEST_MS,
+  );
+
+  test(
     "a shim that is frozen is not ready, is ready again when it gets on, and is killed with its rank when it does not",
     async () => {
       node.start({ patience: { news_ms: 500, answer_ms: 500, frozen_ms: 3_000 } });
