@@ -1,5 +1,14 @@
 import type { NodeId } from "../protocol/ids.ts";
+import { NODE_LOST_AFTER_MS, NODE_SUSPECT_AFTER_MS } from "../protocol/limits.ts";
 import { runs, type NodeSeen, type Replica, type World } from "./world.ts";
+
+/** A node's state by how long its agent has been silent, in ms, and why; "" while it is ready. */
+export function stateAfterSilence(silent_ms: number): Pick<NodeSeen, "state" | "state_reason"> {
+  const state_reason = `no report for ${Math.round(silent_ms / 1_000)} s`;
+  if (silent_ms >= NODE_LOST_AFTER_MS) return { state: "lost", state_reason };
+  if (silent_ms >= NODE_SUSPECT_AFTER_MS) return { state: "suspect", state_reason };
+  return { state: "ready", state_reason: "" };
+}
 
 /** Nodes that vanished together: more likely the network or the server than all of them. */
 export interface Freeze {

@@ -1,4 +1,5 @@
 import { islandsOf, type Fabrics, type IslandNumbers } from "../core/fabrics.ts";
+import { stateAfterSilence } from "../core/loss.ts";
 import { nextParts, type PlanParts } from "../core/plan-parts.ts";
 import type { Happening, NodeSeen, Replica } from "../core/world.ts";
 import { Waiters } from "../os/wakeup.ts";
@@ -8,7 +9,7 @@ import type { ModelSpec, SizedModel } from "../protocol/catalog.ts";
 import type { WantedEngine } from "../protocol/engine-release.ts";
 import { OperatorError } from "../protocol/errors.ts";
 import type { ModelName, NodeId, ReplicaId } from "../protocol/ids.ts";
-import { BLOCKING_QUERY_MS, GATHER_MS, GATHER_QUIET_MS, NODE_LOST_AFTER_MS, NODE_SUSPECT_AFTER_MS } from "../protocol/limits.ts";
+import { BLOCKING_QUERY_MS, GATHER_MS, GATHER_QUIET_MS, NODE_SUSPECT_AFTER_MS } from "../protocol/limits.ts";
 import type { ModelShape } from "../protocol/model-shape.ts";
 import { comparePlanVersions, type NodePlan, type PlanVersion, type RankLaunch, type Revocation } from "../protocol/plan.ts";
 import { pathsOf, sourcesKept, wantedModels } from "./models.ts";
@@ -28,11 +29,8 @@ export function stateOf(node: FleetNode, listening_ms: number, now_ms: number): 
   const { last_seen_ms } = node.kept;
   // While nobody listened nobody could be heard. A time to come is of a clock that has been set since.
   const heard_ms = last_seen_ms > now_ms ? listening_ms : Math.max(last_seen_ms, listening_ms);
-  const silent_ms = now_ms - heard_ms;
-  const reason = `no report for ${Math.round(silent_ms / 1_000)} s`;
-  if (silent_ms >= NODE_LOST_AFTER_MS) return { state: "lost", state_reason: reason };
-  if (silent_ms >= NODE_SUSPECT_AFTER_MS) return { state: "suspect", state_reason: reason };
-  return { state: "ready", state_reason: node.ranks === null ? "its agent has not spoken to this server yet" : "" };
+  const seen = stateAfterSilence(now_ms - heard_ms);
+  return seen.state === "ready" && node.ranks === null ? { ...seen, state_reason: "its agent has not spoken to this server yet" } : seen;
 }
 
 /** Why nothing new goes to a node; null when it may. */

@@ -1,4 +1,5 @@
 import { islandsOf } from "../../../src/core/fabrics.ts";
+import { stateAfterSilence } from "../../../src/core/loss.ts";
 import { nextParts, type PlanParts } from "../../../src/core/plan-parts.ts";
 import { plan } from "../../../src/core/planner.ts";
 import { DEFAULT_POLICY } from "../../../src/core/world.ts";
@@ -170,14 +171,11 @@ export class TestNode {
   }
 
   seen(now_ms: number): NodeSeen {
-    const silent_ms = now_ms - this.heard_ms;
-    const state = silent_ms >= 90_000 ? "lost" : silent_ms >= 20_000 ? "suspect" : "ready";
     const { id } = this.shape;
     return {
       id,
       address: this.address,
-      state,
-      state_reason: "",
+      ...stateAfterSilence(now_ms - this.heard_ms),
       inventory: this.inventory,
       ranks: this.heard,
       heard_ms: this.heard_ms,

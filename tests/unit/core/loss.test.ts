@@ -1,6 +1,6 @@
 // Nodes that vanish and return.
 import { describe, expect, test } from "bun:test";
-import { freezeOf } from "../../../src/core/loss.ts";
+import { freezeOf, stateAfterSilence } from "../../../src/core/loss.ts";
 import { modelOf, TestFleet, type NodeShape } from "./fleet-for-tests.ts";
 
 const nodes = (ids: string): NodeShape[] => ids.split("").map((id) => ({ id, address: `10.0.0.${id.charCodeAt(0)}` }));
@@ -20,6 +20,15 @@ const where = (fleet: TestFleet) =>
     .ready()
     .map(({ placements }) => placements[0]?.node ?? "")
     .sort((a, b) => a.localeCompare(b));
+
+test.each([
+  [19_999, "ready", ""],
+  [20_000, "suspect", "no report for 20 s"],
+  [89_000, "suspect", "no report for 89 s"],
+  [90_000, "lost", "no report for 90 s"],
+] as const)("a node silent for %d ms is %s", (silent_ms, state, state_reason) => {
+  expect(stateAfterSilence(silent_ms)).toEqual({ state, state_reason });
+});
 
 describe("a lost node", () => {
   test("has its replicas replaced after the grace time, and not before", () => {
@@ -101,6 +110,7 @@ describe("a lost node", () => {
     silence(fleet, lost);
     fleet.turns(15, 10_000);
     expect(where(fleet)).toEqual([lost === "a" ? "b" : "a"]);
+    expect(fleet.events.find(({ kind }) => kind === "replica-stopping")?.text).toBe("its node is lost");
   });
 });
 
