@@ -7,6 +7,7 @@ import { command } from "./frame.ts";
 import { onboardFlags, onboardOptions } from "./onboard.ts";
 import { table } from "./output.ts";
 import { usageError } from "./parse.ts";
+import { makeMachine, provisionFlags, provisionOptions } from "./provision.ts";
 import type { Io } from "./spec.ts";
 
 const PATH = "llmgw add-node";
@@ -48,16 +49,20 @@ async function optionsOf(flags: Parameters<typeof onboardOptions>[2] & { name: s
 
 export const addNodeCommand = command({
   name: "add-node",
-  about: "Adds a node to the fleet: from its address to its line in ctl nodes",
+  about: "Adds a node to the fleet: makes the machine, and makes a node of it",
   examples: [
-    "llmgw add-node --onboard-only --name llmgw-node05 --ip 10.0.0.145/24 --server https://10.0.0.140:7443",
-    "llmgw-add-node --onboard-only --name gpu-1 --ip 10.0.0.7 --server https://10.0.0.140:7443 --llamacpp-bin /opt/llama.cpp",
+    "llmgw add-node --name llmgw-node05 --ip 10.0.0.145/24 --server https://10.0.0.140:7443",
+    "llmgw-add-node --name llmgw-node05 --ip 10.0.0.145/24 --server https://10.0.0.140:7443 --cores 8 --memory 32768 --disk 60",
+    "llmgw add-node --onboard-only --name gpu-1 --ip 10.0.0.7 --server https://10.0.0.140:7443 --llamacpp-bin /opt/llama.cpp",
   ],
   flags: {
     name: { type: "string", value: "ID", required: true, about: "node id, host name and name of the machine" },
-    ip: { type: "string", value: "ADDRESS[/BITS]", required: true, about: "its address" },
+    ip: { type: "string", value: "ADDRESS/BITS", required: true, about: "its address, with the bits of its network" },
+    "provision-only": { type: "boolean", about: "only make the machine" },
     "onboard-only": { type: "boolean", about: "the machine is there; only make it a node" },
+    ...provisionFlags,
     ...onboardFlags,
+    "ssh-user": { type: "string", value: "USER", about: "whom to log in as; that of --user when absent" },
     "llamacpp-bin": {
       type: "string",
       value: "PATH",
@@ -67,11 +72,27 @@ export const addNodeCommand = command({
   args: [],
   run: async ({ flags, io }) => {
     const began_ms = performance.now();
-    if (!flags["onboard-only"])
-      throw usageError(PATH, "--onboard-only is missing", "this llmgw does not make machines; make it first, then add --onboard-only");
-    const node = await onboard(await optionsOf(flags, io));
+    const seconds = () => ((performance.now() - began_ms) / 1_000).toFixed(1);
+    if (flags["provision-only"] && flags["onboard-only"])
+      throw usageError(
+        PATH,
+        "--provision-only and --onboard-only exclude each other",
+        "one half was asked for twice",
+        "leave out both for the whole",
+      );
+    const user = flags["ssh-user"] ?? flags.user ?? (io.env["LLMGW_USER"] || "root");
+    // What onboarding needs is looked at before a machine is made: a typing error must not cost one.
+    const joining = flags["provision-only"] ? null : await optionsOf({ ...flags, "ssh-user": user }, io);
+    if (!flags["onboard-only"]) {
+      const made = await makeMachine(await provisionOptions(flags, flags, flags["dry-run"], io));
+      if (made === null) return io.err("nothing was made; what onboarding would do is seen once the machine is there");
+      io.err(`${flags.name} is made and starts, after ${seconds()} s`);
+      if (joining === null) return io.out(`${flags.name} ${made.vmid} ${made.node}`);
+    }
+    if (joining === null) return;
+    const node = await onboard(joining);
     if (node === null) return io.err("nothing was changed");
     io.out(table(nodeColumns(Date.now()), [node]).join("\n"));
-    io.err(`${flags.name} is a node, after ${((performance.now() - began_ms) / 1_000).toFixed(1)} s`);
+    io.err(`${flags.name} is a node, after ${seconds()} s`);
   },
 });

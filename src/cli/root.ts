@@ -9,6 +9,7 @@ export const root: Group = group({
   commands: () => [
     lazy("ca", async () => (await import("./ca.ts")).caCommands),
     lazy("keygen", async () => (await import("./keygen.ts")).keygenCommand),
+    lazy("provision", async () => (await import("./provision.ts")).provisionCommand),
     lazy("add-node", async () => (await import("./add-node.ts")).addNodeCommand),
     lazy("onboard", async () => (await import("./onboard.ts")).onboardCommand),
     lazy("server", async () => (await import("./server.ts")).serverCommand),

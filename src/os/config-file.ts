@@ -61,7 +61,7 @@ const DEFAULT_AGENT = (() => {
 })();
 
 /** Keys of agent.yaml that hold paths. */
-const AGENT_PATHS = ["state", "run", "nvidia_smi", "llamacpp_bin", "ib_root"];
+const AGENT_PATHS = ["state", "run", "nvidia_smi", "llamacpp_bin", "vllm_bin", "sglang_python", "ib_root"];
 
 function absolute<T extends Readonly<Record<string, unknown>>>(config: T, base: string): T {
   const at = (value: unknown) => (typeof value === "string" ? resolve(base, value) : value);

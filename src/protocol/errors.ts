@@ -24,6 +24,7 @@ export const ERRORS = {
   E_PROTOCOL: { exit: 1, status: 426, about: "the two sides speak different protocol numbers" },
   E_TIMEOUT: { exit: 4, status: 504, about: "it did not happen within its deadline" },
   E_SYSTEMD: { exit: 1, status: 500, about: "systemd does not run a service that was asked of it" },
+  E_PROXMOX: { exit: 1, status: 502, about: "Proxmox refuses something or fails at it" },
   E_ENGINE: { exit: 1, status: 500, about: "an engine does not run or refused its arguments" },
   E_WEIGHTS: { exit: 1, status: 500, about: "weights cannot be fetched or are not what was named" },
   E_NO_ROOM: { exit: 1, status: 507, about: "there is not enough memory, disk or GPUs" },

@@ -177,6 +177,20 @@ export const ARCHIVE_ROOM_TIMES = 4;
 export const ENGINE_DEVICES_MS = 120_000;
 /** An agent joins without waiting longer than this for what its engines say of themselves. */
 export const ENGINES_FIRST_LOOK_MS = 5_000;
+/** Proxmox must answer a call within this time. */
+export const PVE_ANSWER_MS = 30_000;
+/** Longest answer of Proxmox that is read. */
+export const PVE_ANSWER_BYTES = 16 * 1024 * 1024;
+/** Times a question to Proxmox is asked before it counts as unanswered. */
+export const PVE_GET_TRIES_COUNT = 3;
+/** `pvesh` must have ended within this time: it ends when what it began has. */
+export const PVESH_MS = 1_800_000;
+/** A task of Proxmox is looked at again after this long. */
+export const PVE_TASK_POLL_MS = 500;
+/** Times a call is tried again while another task of Proxmox holds its lock. */
+export const PVE_LOCK_TRIES_COUNT = 5;
+/** Something at a new machine's address must answer within this time to count as there. */
+export const PVE_ADDRESS_PROBE_MS = 700;
 /** systemd must have started a service, or answered otherwise, within this time. */
 export const SYSTEMD_ANSWER_MS = 30_000;
 /** A shim that is to stop and has not answered for this long is killed with all of its rank. */

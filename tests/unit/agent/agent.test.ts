@@ -2,7 +2,7 @@ import { afterEach, beforeEach, describe, expect, test } from "bun:test";
 import { chmod, readdir, readFile, rm, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { dirname, join } from "node:path";
-import { runAgent, stopAll } from "../../../src/agent/agent.ts";
+import { runAgent } from "../../../src/agent/agent.ts";
 import { isAlive, signalProcess } from "../../../src/os/process.ts";
 import { makeDialer } from "../../../src/pki/dial.ts";
 import type { NodeRequest, RankStatus } from "../../../src/protocol/agent-api.ts";
@@ -467,43 +467,6 @@ describe("what an agent finds", () => {
     },
     TEST_MS,
   );
-});
-
-describe("stop-all", () => {
-  test(
-    "ends every rank, with neither an agent, a certificate nor a server",
-    async () => {
-      const agent = node.start();
-      const { launch, engine } = await serving();
-      await agent.end();
-      await server.close();
-      await rm(node.config.tls.cert);
-      await stopAll(node.options);
-      expect(isAlive(engine)).toBe(false);
-      expect(JSON.parse(await readFile(join(node.config.state, "ranks", launch.attempt, "exit.json"), "utf8"))).toMatchObject({
-        kind: "stopped",
-      });
-    },
-    TEST_MS,
-  );
-
-  test("does not begin what was never started", async () => {
-    const launch = node.launch({ weights: { source: "http://127.0.0.1:1/w.gguf" } });
-    const folder = join(node.config.state, "ranks", launch.attempt);
-    await Bun.write(join(folder, "launch.json"), JSON.stringify(launch));
-    await stopAll(node.options);
-    expect(JSON.parse(await readFile(join(folder, "exit.json"), "utf8"))).toMatchObject({ kind: "stopped" });
-  });
-
-  test("a folder that cannot be read does not keep an agent from starting", async () => {
-    const folder = join(node.config.state, "ranks", "0123456789abcdef");
-    await Bun.write(join(folder, "launch.json"), "{");
-    await writeFile(join(node.config.state, "ranks", "note"), "");
-    node.start();
-    await until("a join", () => server.joins.length === 1);
-    expect(server.joins[0]?.ranks).toEqual([]);
-    expect(node.lines.some((line) => line.includes("cannot read an attempt's folder"))).toBe(true);
-  });
 });
 
 describe.skipIf(process.getuid?.() !== 0)("an agent that is root (needs root)", () => {

@@ -1,0 +1,181 @@
+import { existsSync } from "node:fs";
+import { readdir, readFile } from "node:fs/promises";
+import { homedir } from "node:os";
+import { join, resolve } from "node:path";
+import { readYaml } from "../os/yaml.ts";
+import { messageOf, OperatorError } from "../protocol/errors.ts";
+import { HttpsTransport, type PveLogin } from "../provision/https-transport.ts";
+import { provision, type Made, type ProvisionOptions, type ProvisionReporter } from "../provision/provision.ts";
+import type { PveTransport } from "../provision/pve.ts";
+import { PveshTransport } from "../provision/pvesh-transport.ts";
+import { ProvisionFile, settingsOf, type Settings } from "../provision/settings.ts";
+import { distinctKeys, readPublicKeys, type PublicKey } from "../provision/ssh-keys.ts";
+import { duration } from "./duration.ts";
+import { command } from "./frame.ts";
+import { stepReporter } from "./onboard.ts";
+import { printable } from "./output.ts";
+import type { FlagSpecs, FlagValues, Io } from "./spec.ts";
+
+const FILE = "/etc/llmgw/provision.yaml";
+
+/** Flags of making a machine, besides its name and address. */
+export const provisionFlags = {
+  vmid: { type: "number", value: "N", min: 100, about: "number of the machine; the last part of its address when absent" },
+  cores: { type: "number", value: "N", min: 1, about: "processor cores; 8 when absent" },
+  memory: { type: "number", value: "MIB", min: 512, about: "memory; 32768 when absent" },
+  disk: { type: "number", value: "GIB", min: 8, about: "disk; 60 when absent" },
+  cpu: { type: "string", value: "TYPE", about: "processor type; host when absent, and others cost much" },
+  gateway: { type: "string", value: "IP", about: "way out of its network; the bridge's when absent" },
+  bridge: { type: "string", value: "NAME", about: "bridge it is on; the one in its network when absent" },
+  vlan: { type: "number", value: "TAG", min: 1, max: 4_094, about: "VLAN it is in" },
+  mtu: { type: "number", value: "BYTES", min: 576, about: "MTU of its network card; the bridge's when absent" },
+  storage: { type: "string", value: "NAME", about: "where its disk is kept; the one with most room when absent" },
+  image: { type: "string", value: "URL|VOLUME", about: "cloud image; Debian 13's, pinned by its digest, when absent" },
+  "image-checksum": { type: "string", value: "sha512:HEX", about: "digest of the image at a URL" },
+  "ssh-keys": { type: "string", value: "FILE", about: "more public keys that may log in, beside this host's own" },
+  user: { type: "string", value: "USER", about: "user the keys are for; root when absent" },
+  hostpci: { type: "list", value: "MAPPING", about: "a mapped PCI device it gets, a GPU or an InfiniBand card; repeatable" },
+  "pve-host": { type: "string", value: "URL", about: "Proxmox; the host's own pvesh when absent and this is one" },
+  "pve-node": { type: "string", value: "NAME", about: "node of the cluster that runs it" },
+  "pve-token-file": { type: "string", value: "FILE", about: "file with an API token, USER@REALM!NAME=UUID" },
+  "pve-user": { type: "string", value: "USER@REALM", about: "user to log in as, with --pve-password-file" },
+  "pve-password-file": { type: "string", value: "FILE", about: "file with that user's password" },
+  "pve-ca": { type: "string", value: "FILE", about: "authority of Proxmox's certificate; the system's when absent" },
+  "pve-fingerprint": { type: "string", value: "SHA256", about: "fingerprint of Proxmox's certificate, instead of an authority" },
+  timeout: { type: "string", value: "TIME", about: "how long making the machine may take; 10m when absent" },
+  "provision-config": { type: "string", value: "FILE", about: `file with these keys (_ for -); ${FILE} when it is there` },
+} as const satisfies FlagSpecs;
+
+/** Reads a file that holds one secret. @throws OperatorError E_FILE; the secret is never in it */
+async function secretIn(path: string, cwd: string): Promise<string> {
+  const text = await readText(resolve(cwd, path));
+  if (text.trim() === "")
+    throw new OperatorError("E_FILE", `${path} is empty`, "a secret is expected in it", "write it there, readable by you alone");
+  return text.trim();
+}
+
+async function readText(path: string): Promise<string> {
+  try {
+    return await readFile(path, "utf8");
+  } catch (error) {
+    throw new OperatorError("E_FILE", `cannot read ${path}`, messageOf(error), "check the path");
+  }
+}
+
+/** Who we are to Proxmox. @throws OperatorError E_USAGE, E_FILE */
+async function loginOf({ pve_token_file, pve_user, pve_password_file }: Settings, cwd: string): Promise<PveLogin> {
+  if (pve_token_file !== undefined) {
+    const token = await secretIn(pve_token_file, cwd);
+    if (/^[^@\s]+@[^!\s]+![^=\s]+=[0-9a-fA-F-]{36}$/.test(token)) return { kind: "token", token };
+    throw new OperatorError(
+      "E_CONFIG",
+      `${pve_token_file} holds no API token`,
+      "it is USER@REALM!NAME=UUID, as Proxmox shows it once",
+      "copy both parts into the file",
+    );
+  }
+  if (pve_user !== undefined && pve_password_file !== undefined)
+    return { kind: "password", user: pve_user, password: await secretIn(pve_password_file, cwd) };
+  throw new OperatorError(
+    "E_USAGE",
+    "there is nothing to log in to Proxmox with",
+    "--pve-token-file, or --pve-user with --pve-password-file, is missing",
+    "make a token: docs/adding-a-node.md has the commands",
+  );
+}
+
+/** @throws OperatorError E_USAGE when there is no way to Proxmox, naming all of them */
+async function transportOf(settings: Settings, cwd: string): Promise<PveTransport> {
+  const { pve_host, pve_ca, pve_fingerprint } = settings;
+  if (pve_host !== undefined) {
+    const ca = pve_ca === undefined ? null : await readText(resolve(cwd, pve_ca));
+    return new HttpsTransport(pve_host, { ca, fingerprint: pve_fingerprint ?? null }, await loginOf(settings, cwd));
+  }
+  if (process.getuid?.() === 0 && Bun.which("pvesh") !== null) return new PveshTransport();
+  throw new OperatorError(
+    "E_USAGE",
+    "it is not known where Proxmox is",
+    `none of --pve-host, LLMGW_PVE_HOST and pve_host in ${FILE} is given, and this is no Proxmox host with pvesh that root runs it on`,
+    "give --pve-host https://PROXMOX:8006 with --pve-token-file, or run it as root on the Proxmox host",
+  );
+}
+
+/** Keys that may log in: those this user accepts, this user's own, and given ones. @throws OperatorError E_SSH when there is none */
+async function keysOf({ ssh_keys }: Settings, cwd: string): Promise<PublicKey[]> {
+  const folder = join(homedir(), ".ssh");
+  const own = (await readdir(folder).catch(() => [])).filter((name) => name === "authorized_keys" || name.endsWith(".pub"));
+  const texts = await Promise.all(own.map((name) => readFile(join(folder, name), "utf8").catch(() => "")));
+  if (ssh_keys !== undefined) texts.push(await readText(resolve(cwd, ssh_keys)));
+  const keys = distinctKeys(texts.flatMap(readPublicKeys));
+  if (keys.length > 0) return keys;
+  throw new OperatorError(
+    "E_SSH",
+    "nobody could log in to the machine",
+    `there is no public key in ${folder}${ssh_keys === undefined ? "" : ` or ${ssh_keys}`}`,
+    "make one with ssh-keygen, or name a file with --ssh-keys",
+  );
+}
+
+function reporterOf(io: Io): ProvisionReporter {
+  const steps = stepReporter(io);
+  return {
+    step: (name, text, length_ms) => steps.step(name, text, length_ms),
+    note: (text) => steps.note(text),
+    call: (method, path, parameters) => {
+      const shown = Object.entries(parameters).map(([name, value]) => `  ${name}=${String(value)}`);
+      io.out([`${method} ${path}`, ...shown].map(printable).join("\n"));
+    },
+  };
+}
+
+/** What making a machine needs, from flags, environment and file. @throws OperatorError */
+export async function provisionOptions(
+  who: { readonly name: string; readonly ip: string },
+  flags: FlagValues<typeof provisionFlags>,
+  dry_run: boolean,
+  io: Io,
+): Promise<ProvisionOptions> {
+  const named = flags["provision-config"];
+  const path = named === undefined ? FILE : resolve(io.cwd, named);
+  const file = named !== undefined || existsSync(path) ? await readYaml(path, ProvisionFile, "the configuration of new machines") : {};
+  const byKey = Object.fromEntries(Object.entries(flags).map(([name, value]) => [name.replaceAll("-", "_"), value]));
+  const settings = settingsOf(who, byKey, io.env, file);
+  const transport = await transportOf(settings, io.cwd);
+  const keys = await keysOf(settings, io.cwd);
+  const report = reporterOf(io);
+  report.note(`${keys.length} ${keys.length === 1 ? "key" : "keys"} may log in as ${settings.user}:`);
+  for (const { line, fingerprint } of keys) report.note(`  ${fingerprint} ${line.split(" ").slice(2).join(" ")}`);
+  const over = new AbortController();
+  process.once("SIGINT", () => over.abort());
+  return { settings, transport, keys, timeout_ms: duration("timeout", settings.timeout ?? "10m"), dry_run, report, signal: over.signal };
+}
+
+/** Makes the machine; null after a dry run. */
+export async function makeMachine(options: ProvisionOptions): Promise<Made | null> {
+  options.report.note(`making ${options.settings.name} at ${options.settings.address} by ${options.transport.shown}`);
+  return provision(options);
+}
+
+export const provisionCommand = command({
+  name: "provision",
+  about: "Makes a virtual machine on Proxmox that ssh reaches",
+  examples: [
+    "llmgw provision --name llmgw-node05 --ip 10.0.0.145/24",
+    "llmgw provision --name gpu-1 --ip 10.0.0.150/24 --hostpci h100-0 --pve-host https://pve1:8006 --pve-token-file token",
+    "llmgw provision --name llmgw-node05 --ip 10.0.0.145/24 --dry-run",
+  ],
+  flags: {
+    name: { type: "string", value: "ID", required: true, about: "name of the machine, its host name and its node id" },
+    ip: { type: "string", value: "ADDRESS/BITS", required: true, about: "its address, with the bits of its network" },
+    ...provisionFlags,
+    "dry-run": { type: "boolean", about: "look, and print the calls that would be made" },
+  },
+  args: [],
+  run: async ({ flags, io }) => {
+    const began_ms = performance.now();
+    const made = await makeMachine(await provisionOptions(flags, flags, flags["dry-run"], io));
+    if (made === null) return io.err("nothing was made");
+    io.out(`${flags.name} ${made.vmid} ${made.node}`);
+    io.err(`${flags.name} is made and starts, after ${((performance.now() - began_ms) / 1_000).toFixed(1)} s`);
+  },
+});

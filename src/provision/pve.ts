@@ -1,0 +1,81 @@
+import { proxmoxApi, type Proxmox } from "proxmox-api";
+import { OperatorError } from "../protocol/errors.ts";
+
+export type PveMethod = "GET" | "POST" | "PUT" | "DELETE";
+export type PveParameters = Readonly<Record<string, string | number | boolean | undefined>>;
+
+/** A way to Proxmox's API. Answers are what stands under `data`. */
+export interface PveTransport {
+  /** For people. */
+  readonly shown: string;
+  /** The Proxmox node it runs on itself; null = over the network. */
+  readonly local_node: string | null;
+  /** @throws PveError what Proxmox refuses; AnswerLost when it may or may not have done it */
+  request(method: PveMethod, path: string, parameters: PveParameters): Promise<unknown>;
+}
+
+/** Proxmox said no. */
+export class PveError extends Error {
+  /** HTTP status; 0 where there is none. */
+  readonly status: number;
+  readonly path: string;
+
+  constructor(status: number, reason: string, path: string) {
+    super(reason);
+    this.name = "PveError";
+    this.status = status;
+    this.path = path;
+  }
+}
+
+/** Nobody knows whether it was done. */
+export class AnswerLost extends Error {}
+
+/** The API with its types, over a transport. */
+export function apiOver(transport: PveTransport): Proxmox.Api {
+  return proxmoxApi({
+    doRequest: (method, path, _template, parameters) =>
+      transport.request(
+        method.replace("$", "").toUpperCase() as PveMethod,
+        path.replace(/^\/api2\/json/, ""),
+        (parameters ?? {}) as PveParameters,
+      ),
+  });
+}
+
+/** The words of an answer that is a refusal: single fields first, then the message, then the reason of the status line. */
+export function refusalText(reason: string, body: unknown): string {
+  const { errors, message } = (typeof body === "object" && body !== null ? body : {}) as { errors?: unknown; message?: unknown };
+  const fields =
+    typeof errors === "object" && errors !== null ? Object.entries(errors).map(([name, what]) => `${name}: ${String(what).trim()}`) : [];
+  if (fields.length > 0) return fields.join("; ");
+  return (typeof message === "string" && message.trim() !== "" ? message : reason).trim() || "no reason is given";
+}
+
+/** An error of Proxmox for an operator. */
+export function forOperator(error: unknown, doing: string): OperatorError {
+  if (error instanceof OperatorError) return error;
+  if (error instanceof AnswerLost)
+    return new OperatorError(
+      "E_UNREACHABLE",
+      `${doing}: nobody knows whether it was done`,
+      error.message,
+      "look at the tasks in Proxmox before trying again",
+    );
+  if (!(error instanceof PveError)) throw error;
+  const { status, message } = error;
+  if (status === 401)
+    return new OperatorError("E_NOT_ALLOWED", doing, message, "check the token or password; a token file holds USER@REALM!NAME=UUID");
+  if (status === 403)
+    return new OperatorError(
+      "E_NOT_ALLOWED",
+      doing,
+      message,
+      "give the token the privilege it names: docs/adding-a-node.md has the commands",
+    );
+  if (status >= 595)
+    return new OperatorError("E_UNREACHABLE", doing, `${status}: ${message}`, "check --pve-node: it is the short name as Proxmox lists it");
+  if (/can't lock file|got timeout/.test(message))
+    return new OperatorError("E_TIMEOUT", doing, message, "another task holds the lock; try again when it has ended");
+  return new OperatorError("E_PROXMOX", doing, message, "see the task's log in Proxmox");
+}

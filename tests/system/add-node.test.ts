@@ -1,0 +1,119 @@
+// Both halves in one command: a machine is made by pvesh, boots with real systemd and sshd, and becomes a node that serves.
+import { afterAll, beforeAll, expect, test } from "bun:test";
+import { chmod, mkdir, symlink, writeFile } from "node:fs/promises";
+import { join } from "node:path";
+import { binary } from "../../release/fresh.ts";
+import { MachineLab, prepareMachines, succeed, until, type Machine } from "../fixtures/machines.ts";
+import { Proxmox, TOKEN } from "../fixtures/proxmox.ts";
+
+const LONG_MS = 180_000;
+const missing = await prepareMachines();
+if (missing !== null) console.log(`skipping machines: they need systemd-nspawn, mmdebstrap and root: ${missing}`);
+
+let lab: MachineLab;
+let pve: Proxmox;
+let server: Bun.Subprocess | null = null;
+let booted: Promise<Machine> | null = null;
+const at = (...path: string[]) => join(lab.folder, ...path);
+const url = () => `https://${lab.here}:7443`;
+const ctl = (...words: string[]) => succeed(binary, "ctl", ...words, "--config", at("contexts"));
+
+beforeAll(async () => {
+  if (missing !== null) return;
+  lab = await MachineLab.open();
+  pve = await Proxmox.open();
+  await succeed(binary, "ca", "init", "--dir", at("ca"));
+  await succeed(binary, "ca", "issue-server", "--dir", at("ca"), "--name", "control", "--ip", lab.here, "--out", at("tls"));
+  await succeed(binary, "ca", "issue-gateway", "--dir", at("ca"), "--out", at("tls"));
+  await succeed(binary, "ca", "issue-admin", "test", "--dir", at("ca"), "--out", at("admin"));
+  const files = ["--ca", at("admin/ca.crt"), "--cert", at("admin/admin.crt"), "--key", at("admin/admin.key")];
+  await succeed(binary, "ctl", "context", "add", "lab", "--server", url(), ...files, "--config", at("contexts"));
+  await writeFile(at("catalog.yaml"), "models:\n  - { name: m, engine: sim }\n");
+  const engines = 'engines: { llamacpp: "", vllm: "" }';
+  await writeFile(
+    at("server.yaml"),
+    `listen: { control: "${lab.here}:7443", gateway: "127.0.0.1:0" }\nstate: state\nrun: run\n${engines}\n`,
+  );
+  for (const folder of ["state", "run", ".ssh", "bin"]) await mkdir(at(folder));
+  server = Bun.spawn([binary, "server", "--config", at("server.yaml"), "--owner-pid", String(process.pid)], {
+    stdin: "ignore",
+    stdout: "ignore",
+    stderr: Bun.file(at("server.log")),
+  });
+  const answers = () =>
+    ctl("status").then(
+      () => true,
+      () => false,
+    );
+  await until("the server answers", answers, 20_000);
+  await succeed("cp", `${lab.key}.pub`, at(".ssh/id_ed25519.pub"));
+  await succeed("cp", lab.key, at(".ssh/id_ed25519"));
+  await writeFile(
+    at("bin/pvesh"),
+    `#!/bin/sh\nexec '${process.execPath}' '${join(import.meta.dir, "../fixtures/pvesh-stand-in.ts")}' "$@"\n`,
+  );
+  await chmod(at("bin/pvesh"), 0o755);
+  await symlink(binary, at("bin/llmgw-add-node"));
+}, LONG_MS);
+
+afterAll(async () => {
+  if (missing !== null) return;
+  server?.kill();
+  await server?.exited;
+  await booted;
+  await lab.close();
+  await pve.close();
+}, 60_000);
+
+test.skipIf(missing !== null)(
+  "the runbook's command makes the machine and the node, by its name, with no token (needs systemd-nspawn)",
+  async () => {
+    const address = lab.here.replace(/\.1$/, ".145");
+    pve.bridge = { cidr: `${lab.here}/24`, gateway: lab.here };
+    // The machine boots as it was made: its name, its address, the keys it was given.
+    pve.started = ({ name = "", ipconfig0 = "", sshkeys = "" }) => {
+      const given = { address: /^ip=([\d.]+)\//.exec(ipconfig0)?.[1] ?? "", keys: decodeURIComponent(sshkeys) };
+      booted = lab.start(name, given).then(async (machine) => {
+        await mkdir(join(machine.root, "opt/llama.cpp"), { recursive: true });
+        await writeFile(join(machine.root, "opt/llama.cpp/llama-server"), '#!/bin/sh\necho "version: 1 (test)"\n', { mode: 0o755 });
+        return machine;
+      });
+    };
+    const words = [
+      "--name",
+      "llmgw-node05",
+      "--ip",
+      `${address}/24`,
+      "--server",
+      url(),
+      "--cores",
+      "8",
+      "--memory",
+      "32768",
+      "--disk",
+      "60",
+    ];
+    const child = Bun.spawn([at("bin/llmgw-add-node"), ...words, "--llamacpp-bin", "/opt/llama.cpp/llama-server", "--ca", at("ca")], {
+      env: {
+        PATH: `${at("bin")}:${process.env["PATH"]}`,
+        HOME: lab.folder,
+        LLMGW_PVE_NODE: "pve1",
+        STAND_IN_URL: pve.url,
+        STAND_IN_CA: pve.ca_file,
+        STAND_IN_TOKEN: TOKEN,
+      },
+      stdin: "ignore",
+      stdout: "pipe",
+      stderr: "pipe",
+    });
+    const [out, err, code] = await Promise.all([child.stdout.text(), child.stderr.text(), child.exited]);
+    console.log(err);
+    expect({ code, out }).toEqual({ code: 0, out: expect.stringMatching(/llmgw-node05\s+ready/) });
+    for (const step of ["checks", "image", "create", "start", "ssh", "facts", "binary", "certificate", "joined"])
+      expect(err).toMatch(new RegExp(` s {2}${step} `));
+    expect(err).toMatch(/llmgw-node05 is a node, after [\d.]+ s/);
+    expect(pve.machines.get(145)).toMatchObject({ name: "llmgw-node05", cores: "8", memory: "32768", cpu: "host" });
+    await until("a model is served there", async () => /m\s+1\/1|1 +1/.test(await ctl("models")), 30_000);
+  },
+  LONG_MS,
+);
