@@ -1,5 +1,6 @@
 import { stat } from "node:fs/promises";
 import { join, resolve } from "node:path";
+import { forgetHost, hostName } from "../onboard/known-hosts.ts";
 import { onboard } from "../onboard/onboard.ts";
 import type { Copy } from "../onboard/step.ts";
 import { nodeColumns } from "./ctl/nodes.ts";
@@ -88,6 +89,10 @@ export const addNodeCommand = command({
       if (made === null) return io.err("nothing was made; what onboarding would do is seen once the machine is there");
       io.err(`${flags.name} is made and starts, after ${seconds()} s`);
       if (joining === null) return io.out(`${flags.name} ${made.vmid} ${made.node}`);
+      // Whoever had the address before is not whom we made just now.
+      const { host, port, known_hosts } = joining.ssh;
+      const gone = await forgetHost(known_hosts[0], hostName(host, port));
+      if (gone > 0) joining.report.note(`took the old host key of ${host} out of ${known_hosts[0]}: the machine is new`);
     }
     if (joining === null) return;
     const node = await onboard(joining);

@@ -1,7 +1,7 @@
 import { createHash, createHmac, timingSafeEqual } from "node:crypto";
-import { appendFile, mkdir } from "node:fs/promises";
+import { appendFile, mkdir, stat } from "node:fs/promises";
 import { dirname } from "node:path";
-import { readIfThere } from "../os/files.ts";
+import { readIfThere, writeAtomic } from "../os/files.ts";
 import { messageOf, OperatorError } from "../protocol/errors.ts";
 
 /** One usable line of a known_hosts file (sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT"). */
@@ -104,6 +104,23 @@ export async function learnHostKey(file: string, name: string, blob: Buffer): Pr
   } catch (error) {
     throw new OperatorError("E_FILE", `cannot note the host key in ${file}`, messageOf(error), "name another file with --known-hosts");
   }
+}
+
+/**
+ * Takes a host out of a file, for a machine that was just made at its address. Lines that speak of others as well, and marked
+ * ones, stay.
+ * @returns how many lines went
+ */
+export async function forgetHost(file: string, name: string): Promise<number> {
+  const text = await readIfThere(file);
+  if (text === null) return 0;
+  const own = parseKnownHosts(text, file).filter((entry) => entry.marker === "" && entry.patterns.length === 1 && speaksOf(entry, name));
+  if (own.length === 0) return 0;
+  const gone = new Set(own.map(({ line }) => line));
+  const { mode } = await stat(file);
+  const kept = text.split("\n").filter((_line, index) => !gone.has(index + 1));
+  await writeAtomic(file, kept.join("\n"), mode & 0o777);
+  return own.length;
 }
 
 /** What an operator reads when a host's key is refused. */

@@ -69,6 +69,9 @@ test.skipIf(missing !== null)(
   "the runbook's command makes the machine and the node, by its name, with no token (needs systemd-nspawn)",
   async () => {
     const address = lab.here.replace(/\.1$/, ".145");
+    // Somebody else had the address before.
+    const old = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGpdeEdBjlVOp2ViFmKa/j2WaGGMGlVlsjJmqw9BWHkT";
+    await writeFile(at(".ssh/known_hosts"), `${address} ${old}\nother.example ${old}\n`, { mode: 0o600 });
     pve.bridge = { cidr: `${lab.here}/24`, gateway: lab.here };
     // The machine boots as it was made: its name, its address, the keys it was given.
     pve.started = ({ name = "", ipconfig0 = "", sshkeys = "" }) => {
@@ -111,6 +114,8 @@ test.skipIf(missing !== null)(
     expect({ code, out }).toEqual({ code: 0, out: expect.stringMatching(/llmgw-node05\s+ready/) });
     for (const step of ["checks", "image", "create", "start", "ssh", "facts", "binary", "certificate", "joined"])
       expect(err).toMatch(new RegExp(` s {2}${step} `));
+    expect(err).toContain(`took the old host key of ${address} out of`);
+    expect(await Bun.file(at(".ssh/known_hosts")).text()).toContain("other.example");
     expect(err).toMatch(/llmgw-node05 is a node, after [\d.]+ s/);
     expect(pve.machines.get(145)).toMatchObject({ name: "llmgw-node05", cores: "8", memory: "32768", cpu: "host" });
     await until("a model is served there", async () => /m\s+1\/1|1 +1/.test(await ctl("models")), 30_000);

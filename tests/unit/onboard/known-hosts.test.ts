@@ -6,6 +6,7 @@ import { join } from "node:path";
 import {
   algorithmsFor,
   fingerprintOf,
+  forgetHost,
   hostKeyError,
   hostName,
   judgeHostKey,
@@ -94,4 +95,27 @@ test("a learned key is known from then on, and other lines stay whole", async ()
   } finally {
     await rm(folder, { recursive: true });
   }
+});
+
+test("a host that was made anew is forgotten, with its name as it is and hashed; lines that speak of others stay", async () => {
+  const folder = await mkdtemp(join(tmpdir(), "llmgw-kh-"));
+  const file = join(folder, "known_hosts");
+  const salt = Buffer.alloc(20, 1);
+  const hash = createHmac("sha1", salt).update("10.0.0.5").digest("base64");
+  const lines = [
+    "# mine",
+    "10.0.0.5 ssh-ed25519 AAAA",
+    "10.0.0.5,other ssh-ed25519 AAAA",
+    `|1|${salt.toString("base64")}|${hash} ssh-rsa AAAA`,
+    "@revoked 10.0.0.5 ssh-ed25519 AAAA",
+    "10.0.0.50 ssh-ed25519 AAAA",
+    "",
+  ];
+  await writeFile(file, lines.join("\n"), { mode: 0o600 });
+  expect(await forgetHost(file, "10.0.0.5")).toBe(2);
+  expect(await readFile(file, "utf8")).toBe([lines[0], lines[2], lines[4], lines[5], ""].join("\n"));
+  expect((await stat(file)).mode & 0o777).toBe(0o600);
+  expect(await forgetHost(file, "10.0.0.5")).toBe(0);
+  expect(await forgetHost(join(folder, "none"), "10.0.0.5")).toBe(0);
+  await rm(folder, { recursive: true });
 });
