@@ -1,19 +1,26 @@
-// Both halves in one command: a machine is made by pvesh, boots with real systemd and sshd, and becomes a node that serves.
+// Both halves in one command: a machine is made by pvesh, boots with real systemd and sshd, becomes a node, and a real
+// llama-server there answers through the gateway.
 import { afterAll, beforeAll, expect, test } from "bun:test";
 import { chmod, mkdir, symlink, writeFile } from "node:fs/promises";
-import { join } from "node:path";
+import { dirname, join } from "node:path";
 import { binary } from "../../release/fresh.ts";
+import { freePortOf } from "../e2e/fleet.ts";
+import { llamaServer } from "../fixtures/llama-server.ts";
 import { MachineLab, prepareMachines, succeed, until, type Machine } from "../fixtures/machines.ts";
 import { Proxmox, TOKEN } from "../fixtures/proxmox.ts";
+import { writeRelease } from "../fixtures/release-site.ts";
+import { writeTinyGguf } from "../fixtures/tiny-gguf.ts";
 
 const LONG_MS = 180_000;
-const missing = await prepareMachines();
-if (missing !== null) console.log(`skipping machines: they need systemd-nspawn, mmdebstrap and root: ${missing}`);
+const llama = await llamaServer();
+const missing = (await prepareMachines()) ?? (llama === null ? "no llama-server from Debian's archive" : null);
+if (missing !== null) console.log(`skipping: it needs systemd-nspawn, mmdebstrap, root and a llama-server: ${missing}`);
 
 let lab: MachineLab;
 let pve: Proxmox;
 let server: Bun.Subprocess | null = null;
 let booted: Promise<Machine> | null = null;
+let gateway = 0;
 const at = (...path: string[]) => join(lab.folder, ...path);
 const url = () => `https://${lab.here}:7443`;
 const ctl = (...words: string[]) => succeed(binary, "ctl", ...words, "--config", at("contexts"));
@@ -28,11 +35,12 @@ beforeAll(async () => {
   await succeed(binary, "ca", "issue-admin", "test", "--dir", at("ca"), "--out", at("admin"));
   const files = ["--ca", at("admin/ca.crt"), "--cert", at("admin/admin.crt"), "--key", at("admin/admin.key")];
   await succeed(binary, "ctl", "context", "add", "lab", "--server", url(), ...files, "--config", at("contexts"));
-  await writeFile(at("catalog.yaml"), "models:\n  - { name: m, engine: sim }\n");
+  await writeFile(at("catalog.yaml"), "models:\n  - { name: m, engine: llamacpp, source: /opt/m.gguf, context: 512 }\n");
+  gateway = await freePortOf("127.0.0.1");
   const engines = 'engines: { llamacpp: "", vllm: "" }';
   await writeFile(
     at("server.yaml"),
-    `listen: { control: "${lab.here}:7443", gateway: "127.0.0.1:0" }\nstate: state\nrun: run\n${engines}\n`,
+    `listen: { control: "${lab.here}:7443", gateway: "127.0.0.1:${gateway}" }\nstate: state\nrun: run\n${engines}\n`,
   );
   for (const folder of ["state", "run", ".ssh", "bin"]) await mkdir(at(folder));
   server = Bun.spawn([binary, "server", "--config", at("server.yaml"), "--owner-pid", String(process.pid)], {
@@ -77,8 +85,8 @@ test.skipIf(missing !== null)(
     pve.started = ({ name = "", ipconfig0 = "", sshkeys = "" }) => {
       const given = { address: /^ip=([\d.]+)\//.exec(ipconfig0)?.[1] ?? "", keys: decodeURIComponent(sshkeys) };
       booted = lab.start(name, given).then(async (machine) => {
-        await mkdir(join(machine.root, "opt/llama.cpp"), { recursive: true });
-        await writeFile(join(machine.root, "opt/llama.cpp/llama-server"), '#!/bin/sh\necho "version: 1 (test)"\n', { mode: 0o755 });
+        await writeTinyGguf(join(machine.root, "opt/m.gguf"));
+        await writeRelease(dirname(llama ?? ""), join(machine.root, "opt/llama.cpp"));
         return machine;
       });
     };
@@ -118,7 +126,15 @@ test.skipIf(missing !== null)(
     expect(await Bun.file(at(".ssh/known_hosts")).text()).toContain("other.example");
     expect(err).toMatch(/llmgw-node05 is a node, after [\d.]+ s/);
     expect(pve.machines.get(145)).toMatchObject({ name: "llmgw-node05", cores: "8", memory: "32768", cpu: "host" });
-    await until("a model is served there", async () => /m\s+1\/1|1 +1/.test(await ctl("models")), 30_000);
+    const key = (await ctl("key", "create", "test")).trim();
+    const chat = () =>
+      fetch(`http://127.0.0.1:${gateway}/v1/chat/completions`, {
+        method: "POST",
+        headers: { authorization: `Bearer ${key}`, "content-type": "application/json" },
+        body: JSON.stringify({ model: "m", messages: [{ role: "user", content: "hello" }], max_tokens: 5 }),
+      });
+    await until("the model answers", async () => (await chat()).status === 200, 60_000);
+    expect(await (await chat()).json()).toMatchObject({ model: "m", usage: { completion_tokens: 5 } });
   },
   LONG_MS,
 );
