@@ -1,7 +1,7 @@
 import { stat, readFile } from "node:fs/promises";
 import type * as v from "valibot";
 import { safeParse } from "valibot";
-import { isMap, LineCounter, parseAllDocuments, type Document } from "yaml";
+import { isMap, LineCounter, parseAllDocuments, type Document, type YAMLParseError, type YAMLWarning } from "yaml";
 import { messageOf, OperatorError } from "../protocol/errors.ts";
 import { CONFIG_FILE_BYTES, YAML_ALIASES_COUNT } from "../protocol/limits.ts";
 import { nearest } from "../protocol/nearest.ts";
@@ -31,14 +31,18 @@ function faultAt(lines: LineCounter, offset: number, what: string, remedy: strin
 /** The one document of a text, or why there is none. */
 function readDocument(text: string): Source | [Fault, ...Fault[]] {
   const lines = new LineCounter();
-  const parsed = parseAllDocuments(text, { lineCounter: lines, prettyErrors: false, version: "1.2" });
+  const parsed = parseAllDocuments(text, { lineCounter: lines, prettyErrors: false, version: "1.2", stringKeys: true });
   const documents = "empty" in parsed ? [] : parsed;
   const [first, second] = documents;
   if (!first?.contents) return [faultAt(lines, 0, "the file is empty")];
   const [error, ...more] = documents.flatMap((document) => [...document.errors, ...document.warnings]);
-  if (error) return [error, ...more].map((each) => faultAt(lines, each.pos[0], messageOf(each))) as [Fault, ...Fault[]];
+  if (error) return [error, ...more].map((each) => faultAt(lines, each.pos[0], wordsOf(each))) as [Fault, ...Fault[]];
   if (second) return [faultAt(lines, second.range[0], "a second document starts here; the file may hold only one")];
   return { document: first, lines };
+}
+
+function wordsOf(error: YAMLParseError | YAMLWarning): string {
+  return error.code === "NON_STRING_KEY" ? "a key is a word, and not a list or a map" : messageOf(error);
 }
 
 type Path = readonly (string | number)[];

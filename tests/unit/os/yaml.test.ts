@@ -42,6 +42,7 @@ test.each([
   ["state: a\nstate: b\n", ServerConfig, "2:1: Map keys must be unique", "correct it"],
   ["state: [a\n", ServerConfig, "2:1: Flow sequence", "correct it"],
   ["state: a\n---\nrun: b\n", ServerConfig, "2:1: a second document starts here", "correct it"],
+  ["listen: { ? [a, b] : 1 }\n", ServerConfig, "1:13: a key is a word, and not a list or a map", "correct it"],
   ["", ServerConfig, "1:1: the file is empty", "correct it"],
   ["just words\n", ServerConfig, "1:1: the file: expected Object", "correct it"],
 ] as const)("%j is refused with its place", (text, schema, what, remedy) => {
