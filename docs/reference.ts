@@ -7,7 +7,7 @@ import { root } from "../src/cli/root.ts";
 import type { Command, Group } from "../src/cli/spec.ts";
 import { CHECKS } from "../src/doctor/checks.ts";
 import { ModelSpec } from "../src/protocol/catalog.ts";
-import { AgentConfig, ServerConfig } from "../src/protocol/config.ts";
+import { AgentConfig, ProvisionFile, ServerConfig } from "../src/protocol/config.ts";
 import { ERRORS } from "../src/protocol/errors.ts";
 import * as limits from "../src/protocol/limits.ts";
 import { enginesPage } from "./engine-reference.ts";
@@ -130,7 +130,8 @@ function keyComments(text: string): Map<string, string> {
 }
 
 function configPage(): string {
-  const [server = "", agent = ""] = source("config.ts").split("export const AgentConfig");
+  const [server = "", rest = ""] = source("config.ts").split("export const AgentConfig");
+  const [agent = "", provision = ""] = rest.split("export const ProvisionFile");
   const section = (title: string, about: string, shape: unknown, text: string) => [
     "",
     `## ${title}`,
@@ -149,6 +150,12 @@ function configPage(): string {
     "Relative paths are relative to the file they stand in.",
     ...section("server.yaml", "For `llmgw server`.", ServerConfig, server),
     ...section("agent.yaml", "For `llmgw agent`; every key is also a flag, with `-` for `_`.", AgentConfig, agent),
+    ...section(
+      "provision.yaml",
+      "For `llmgw provision` and `add-node`; every key is also a flag, with `-` for `_`, and a variable, `LLMGW_` and capitals.",
+      ProvisionFile,
+      provision,
+    ),
     ...section("catalog.yaml", "The models to serve: a list under `models`. Each entry:", ModelSpec, source("catalog.ts")),
     "",
   ].join("\n");

@@ -6,19 +6,20 @@ import { checkExposure } from "../gateway/gateway.ts";
 import { parseFabric } from "../hardware/fabric-declaration.ts";
 import { checkYaml, parseYaml, readConfigText } from "../os/yaml.ts";
 import { Catalog, type ModelSpec } from "../protocol/catalog.ts";
-import { AgentConfig, ServerConfig } from "../protocol/config.ts";
+import { AgentConfig, ProvisionFile, ServerConfig } from "../protocol/config.ts";
 import { OperatorError } from "../protocol/errors.ts";
 import { command, group } from "./frame.ts";
 
-const KINDS = ["server", "agent", "catalog"] as const;
+const KINDS = ["server", "agent", "catalog", "provision"] as const;
 type Kind = (typeof KINDS)[number];
 
-const SCHEMAS: Record<Kind, GenericSchema> = { server: ServerConfig, agent: AgentConfig, catalog: Catalog };
+const SCHEMAS: Record<Kind, GenericSchema> = { server: ServerConfig, agent: AgentConfig, catalog: Catalog, provision: ProvisionFile };
 /** Keys that only one kind of file has at its top. */
 const TELLING_KEYS: Record<Kind, readonly string[]> = {
   server: ["listen", "catalog", "engines", "gateway"],
   agent: ["servers", "address", "node", "nvidia_smi", "fabrics", "ib_root", "llamacpp_bin", "engine_user"],
   catalog: ["models"],
+  provision: ["pve_host", "pve_node", "pve_token_file", "pve_user", "cores", "disk", "bridge", "storage", "image", "hostpci"],
 };
 
 /** Which kind of file a text is, by its keys. Null when they do not tell. */
@@ -65,6 +66,7 @@ const check = command({
     const subject = `this ${kind} file`;
     if (kind === "server") checkExposure(parseYaml(text, file, ServerConfig, subject));
     else if (kind === "agent") parseYaml(text, file, AgentConfig, subject).fabrics?.forEach((each) => parseFabric(each));
+    else if (kind === "provision") parseYaml(text, file, ProvisionFile, subject);
     else checkServable(parseYaml(text, file, Catalog, subject).models, file);
     io.out(`${file}: ${kind} file, valid`);
   },

@@ -99,3 +99,59 @@ export const AgentConfig = v.strictObject({
   log: v.optional(Log, {}),
 });
 export type AgentConfig = v.InferOutput<typeof AgentConfig>;
+
+const Whole = (least: number, most: number) => v.pipe(v.number(), v.integer(), v.minValue(least), v.maxValue(most));
+const Duration = v.pipe(v.string(), v.regex(/^\d+(ms|s|m|h)?$/, "write a time such as 90s or 5m"));
+
+/** What a machine is made of, and where; each key is also a flag (`-` for `_`) and a variable (`LLMGW_` and capitals). */
+export const ProvisionFile = v.strictObject({
+  /** Number of the machine; the last part of its address when absent. */
+  vmid: v.optional(Whole(100, 999_999_999)),
+  /** Processor cores; 8 when absent. */
+  cores: v.optional(Whole(1, 512)),
+  /** Memory in MiB; 32768 when absent. */
+  memory: v.optional(Whole(512, 16_777_216)),
+  /** Disk in GiB; 60 when absent. */
+  disk: v.optional(Whole(8, 65_536)),
+  /** Processor type; host when absent, and others cost much. */
+  cpu: v.optional(Path),
+  /** Way out of its network; the bridge's when absent. */
+  gateway: v.optional(v.pipe(v.string(), v.ipv4("an IPv4 address is needed"))),
+  /** Bridge it is on; the one in its network when absent. */
+  bridge: v.optional(v.pipe(v.string(), v.regex(/^[A-Za-z][A-Za-z0-9_]{0,14}$/, "a bridge's name, as vmbr0"))),
+  /** VLAN it is in. */
+  vlan: v.optional(Whole(1, 4_094)),
+  /** MTU of its network card; the bridge's when absent. */
+  mtu: v.optional(Whole(576, 65_520)),
+  /** Where its disk is kept; the one with most room when absent. */
+  storage: v.optional(v.pipe(v.string(), v.regex(/^[A-Za-z][A-Za-z0-9._-]*$/, "a storage's name, as local-lvm"))),
+  /** Cloud image, a URL or a volume; Debian 13's when absent. */
+  image: v.optional(Path),
+  /** Digest of an image at a URL. */
+  image_checksum: v.optional(v.pipe(v.string(), v.regex(/^(sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128})$/, "write sha256:HEX or sha512:HEX"))),
+  /** File with more public keys that may log in. */
+  ssh_keys: v.optional(Path),
+  /** User the keys are for; root when absent. */
+  user: v.optional(v.pipe(v.string(), v.regex(/^[a-z_][a-z0-9_-]{0,31}$/, "a user's name, as root"))),
+  /** Mapped PCI devices it gets. */
+  hostpci: v.optional(v.array(v.pipe(v.string(), v.regex(/^[A-Za-z][A-Za-z0-9_-]*$/, "a PCI mapping's name")))),
+  /** Proxmox; the host's own pvesh when absent and this is one. */
+  pve_host: v.optional(Path),
+  /** Node of the cluster that runs it. */
+  pve_node: v.optional(v.pipe(v.string(), v.regex(/^[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?$/, "a Proxmox node's short name"))),
+  /** File with an API token, USER@REALM!NAME=UUID. */
+  pve_token_file: v.optional(Path),
+  /** User to log in as, with `pve_password_file`. */
+  pve_user: v.optional(v.pipe(v.string(), v.regex(/^[^@\s]+@[^@\s]+$/, "write USER@REALM"))),
+  /** File with that user's password. */
+  pve_password_file: v.optional(Path),
+  /** Authority of Proxmox's certificate; the system's when absent. */
+  pve_ca: v.optional(Path),
+  /** Fingerprint of Proxmox's certificate, instead of an authority. */
+  pve_fingerprint: v.optional(
+    v.pipe(v.string(), v.regex(/^([0-9A-Fa-f]{2}:){31}[0-9A-Fa-f]{2}$/, "write a SHA-256 fingerprint, AA:BB:...")),
+  ),
+  /** How long making the machine may take; 10m when absent. */
+  timeout: v.optional(Duration),
+});
+export type ProvisionFile = v.InferOutput<typeof ProvisionFile>;

@@ -1,43 +1,8 @@
 import { isIPv4 } from "node:net";
 import * as v from "valibot";
+import { ProvisionFile } from "../protocol/config.ts";
 import { OperatorError } from "../protocol/errors.ts";
 import { NodeId } from "../protocol/ids.ts";
-
-const Text = v.pipe(v.string(), v.minLength(1));
-const Whole = (least: number, most: number) => v.pipe(v.number(), v.integer(), v.minValue(least), v.maxValue(most));
-const Duration = v.pipe(v.string(), v.regex(/^\d+(ms|s|m|h)?$/, "write a time such as 90s or 5m"));
-
-/** What a machine is made of, and where; each key is also a flag (`-` for `_`) and a variable (`LLMGW_` and capitals). */
-export const ProvisionFile = v.strictObject({
-  vmid: v.optional(Whole(100, 999_999_999)),
-  cores: v.optional(Whole(1, 512)),
-  /** MiB. */
-  memory: v.optional(Whole(512, 16_777_216)),
-  /** GiB. */
-  disk: v.optional(Whole(8, 65_536)),
-  cpu: v.optional(Text),
-  gateway: v.optional(v.pipe(v.string(), v.ipv4("an IPv4 address is needed"))),
-  bridge: v.optional(v.pipe(v.string(), v.regex(/^[A-Za-z][A-Za-z0-9_]{0,14}$/, "not the name of a bridge"))),
-  vlan: v.optional(Whole(1, 4_094)),
-  mtu: v.optional(Whole(576, 65_520)),
-  storage: v.optional(v.pipe(v.string(), v.regex(/^[A-Za-z][A-Za-z0-9._-]*$/, "not the name of a storage"))),
-  image: v.optional(Text),
-  image_checksum: v.optional(v.pipe(v.string(), v.regex(/^(sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128})$/, "write sha256:HEX or sha512:HEX"))),
-  ssh_keys: v.optional(Text),
-  user: v.optional(v.pipe(v.string(), v.regex(/^[a-z_][a-z0-9_-]{0,31}$/, "not the name of a user"))),
-  hostpci: v.optional(v.array(v.pipe(v.string(), v.regex(/^[A-Za-z][A-Za-z0-9_-]*$/, "not the name of a PCI mapping")))),
-  pve_host: v.optional(Text),
-  pve_node: v.optional(v.pipe(v.string(), v.regex(/^[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?$/, "not the name of a Proxmox node"))),
-  pve_token_file: v.optional(Text),
-  pve_user: v.optional(v.pipe(v.string(), v.regex(/^[^@\s]+@[^@\s]+$/, "write USER@REALM"))),
-  pve_password_file: v.optional(Text),
-  pve_ca: v.optional(Text),
-  pve_fingerprint: v.optional(
-    v.pipe(v.string(), v.regex(/^([0-9A-Fa-f]{2}:){31}[0-9A-Fa-f]{2}$/, "write a SHA-256 fingerprint, AA:BB:...")),
-  ),
-  timeout: v.optional(Duration),
-});
-export type ProvisionFile = v.InferOutput<typeof ProvisionFile>;
 
 const NUMBERS: readonly (keyof ProvisionFile)[] = ["vmid", "cores", "memory", "disk", "vlan", "mtu"];
 

@@ -12,6 +12,7 @@ test.each([
   ["servers: [https://a:1]\naddress: 10.0.0.1", "agent"],
   ["log: {}", null],
   ["models: []\nlisten: {}", null],
+  ["pve_host: https://pve1", "provision"],
   ["[1", null],
   ["3", null],
 ])("%j is of kind %s", (text, kind) => {
@@ -49,4 +50,9 @@ test("what every report of a rank would have to carry is bounded", async () => {
   expect(await faultOf(entry("x".repeat(10_000)))).toBeNull();
   expect(await faultOf(entry("x".repeat(1_000_000)))).toMatchObject({ code: "E_CONFIG" });
   expect(await faultOf(`models: [{ name: a, engine: llamacpp, source: "/${"x".repeat(5_000)}" }]`)).toMatchObject({ code: "E_CONFIG" });
+});
+
+test("a file for new machines is checked, too", async () => {
+  expect(await faultOf("pve_host: https://pve1:8006\ncores: 4\n")).toBeNull();
+  expect(await faultOf("pve_host: https://pve1:8006\nbridge: 'vmbr0; x'\n")).toMatchObject({ code: "E_CONFIG" });
 });
