@@ -153,6 +153,7 @@ function exchange(socket: TLSSocket, { method, path, host, port, headers, body }
   return new Promise((resolve, reject) => {
     const lost = (why: string) => reject(new AnswerLost(`${method} ${path.split("?")[0]}: ${why}`));
     const length = { "content-type": "application/x-www-form-urlencoded", "content-length": String(Buffer.byteLength(body)) };
+    // With `agent: false` Bun passes over the socket and dials by itself: the token would go to whoever answers there.
     const request = httpRequest({
       createConnection: () => socket,
       method,

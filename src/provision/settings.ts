@@ -8,10 +8,10 @@ const NUMBERS: readonly (keyof ProvisionFile)[] = ["vmid", "cores", "memory", "d
 
 /** Debian 13's generic cloud image; what it was published with. Source: its folder's SHA512SUMS. */
 export const DEFAULT_IMAGE = {
-  url: "https://cloud.debian.org/images/cloud/trixie/20260712-2537/debian-13-genericcloud-amd64-20260712-2537.qcow2",
+  url: "https://cloud.debian.org/images/cloud/trixie/20260914-2601/debian-13-genericcloud-amd64-20260914-2601.qcow2",
   checksum: [
-    "sha512:7ae53e9dbee282bfc16f289dec483dde3a8598769c38a267948310f7a2a52c66",
-    "2620198603bc52c142627efba379863d16079698a10b34102d55bcedd40e8d32",
+    "sha512:95e110dfcdbd0ed8a82a75ed9579802f9950cabf51a810dcc6388e81bc778188",
+    "713878b9f28d583a0ea602fbf48b35996ae9ad37f584166d8fbd6489df248f53",
   ].join(""),
 } as const;
 

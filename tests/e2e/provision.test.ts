@@ -5,6 +5,7 @@ import { createServer } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { binary } from "../../release/fresh.ts";
+import { HttpsTransport } from "../../src/provision/https-transport.ts";
 import { PASSWORD, Proxmox, TOKEN, type Trouble } from "../fixtures/proxmox.ts";
 
 const TEST_MS = 60_000;
@@ -79,7 +80,7 @@ test(
     const { code, out, err } = await make("--dry-run", "--cpu", "kvm64");
     expect(code).toBe(0);
     expect(out).toContain("POST /nodes/pve1/qemu\n");
-    expect(out).toContain("  scsi0=local-lvm:0,import-from=local:import/debian-13-genericcloud-amd64-20260712-2537.qcow2");
+    expect(out).toContain("  scsi0=local-lvm:0,import-from=local:import/debian-13-genericcloud-amd64-20260914-2601.qcow2");
     expect(err).toContain("1.5B 5.80 instead of 39.09");
     expect(pve.calls.every((call) => call.startsWith("GET"))).toBe(true);
     expect(pve.machines.size).toBe(0);
@@ -184,7 +185,7 @@ test.each<[Trouble, RegExp]>([
 test(
   "two that want one VMID: exactly one has it, and the other made nothing",
   async () => {
-    pve.images.push("local:import/debian-13-genericcloud-amd64-20260712-2537.qcow2");
+    pve.images.push("local:import/debian-13-genericcloud-amd64-20260914-2601.qcow2");
     const racers = await Promise.all(
       ["one", "two", "three"].map((name, index) =>
         run(["provision", "--name", name, "--ip", `239.77.0.${150 + index}/24`, "--vmid", "150", ...way()]),
@@ -219,3 +220,20 @@ test(
   },
   TEST_MS,
 );
+
+test("a word is said only over the connection that was proved", async () => {
+  const login = { kind: "token", token: TOKEN } as const;
+  const transport = new HttpsTransport(pve.url, { ca: null, fingerprint: pve.fingerprint }, login);
+  // Were the socket passed over, the call would go to port 80 of this machine, in clear.
+  const asked: string[] = [];
+  const stranger = createServer((socket) => socket.on("data", (data) => asked.push(data.toString())));
+  await new Promise<void>((resolve) =>
+    stranger
+      .once("listening", resolve)
+      .once("error", () => resolve())
+      .listen(80, "127.0.0.1"),
+  );
+  expect(await transport.request("GET", "/nodes", {})).toEqual([{ node: "pve1", status: "online" }]);
+  stranger.close();
+  expect(asked).toEqual([]);
+});
