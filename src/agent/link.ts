@@ -1,6 +1,6 @@
-import { setTimeout as sleep } from "node:timers/promises";
 import * as v from "valibot";
 import type { Log } from "../os/log.ts";
+import { pause } from "../os/wakeup.ts";
 import type { Dialer } from "../pki/dial.ts";
 import { CLAIMED_NODE_HEADER, JoinAnswer, PollAnswer, ReportAnswer } from "../protocol/agent-api.ts";
 import type { JoinRequest, PollRequest, Report, ResultMessage } from "../protocol/agent-api.ts";
@@ -117,9 +117,7 @@ export async function keepSession(
       else log.warn("no session with the server; what runs goes on", { server, code: known?.code, why: text, try: known?.remedy });
       last = text;
     }
-    await sleep(reconnectWait_ms(failures, slow, Math.random()), undefined, { signal }).catch(() => {
-      // It is to end.
-    });
+    await pause(reconnectWait_ms(failures, slow, Math.random()), signal);
     failures += 1;
   }
 }

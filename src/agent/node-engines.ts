@@ -6,6 +6,7 @@ import { chooseProgram, faultOf, type Candidate, type Choice } from "../engines/
 import { unsuited } from "../engines/releases.ts";
 import { readIfThere, writeAtomic } from "../os/files.ts";
 import type { Log } from "../os/log.ts";
+import { pause } from "../os/wakeup.ts";
 import type { NodeResult } from "../protocol/agent-api.ts";
 import type { AgentConfig } from "../protocol/config.ts";
 import { WantedEngine, type EngineInstall } from "../protocol/engine-release.ts";
@@ -312,10 +313,3 @@ export class NodeEngines {
 }
 
 type Tell = (phase: EngineInstall["phase"], detail: string) => void;
-
-function pause(wait_ms: number, signal: AbortSignal): Promise<void> {
-  return new Promise((resolve) => {
-    const timer = setTimeout(resolve, wait_ms);
-    signal.addEventListener("abort", () => (clearTimeout(timer), resolve()), { once: true });
-  });
-}

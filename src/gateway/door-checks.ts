@@ -1,4 +1,4 @@
-import { setTimeout as sleep } from "node:timers/promises";
+import { pause } from "../os/wakeup.ts";
 import { DOOR_CHECK_INTERVAL_MS } from "../protocol/limits.ts";
 import { ALIVE_PATH } from "../protocol/shim-api.ts";
 import type { Target } from "../protocol/gateway-api.ts";
@@ -34,6 +34,6 @@ export async function checkDoors({ routes, loads, upstream, signal, interval_ms 
   while (!signal.aborted) {
     const silent = routes.models.flatMap((route) => route.targets).filter((target) => Date.now() - loads.heard_ms(target) >= interval_ms);
     await Promise.all(silent.map(check));
-    await sleep(interval_ms, undefined, { signal }).catch(() => {});
+    await pause(interval_ms, signal);
   }
 }

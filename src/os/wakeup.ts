@@ -23,6 +23,9 @@ export class Waiters {
   }
 }
 
+/** Resolves after a time, in ms, or at once when the signal aborts; it leaves nothing on the signal. */
+export const pause = (wait_ms: number, signal: AbortSignal): Promise<void> => new Waiters().wait(wait_ms, signal);
+
 /** Wakes a loop that waits between its turns; what is raised during a turn makes the next one come at once. */
 export class Wakeup {
   readonly #waiters = new Waiters();

@@ -6,6 +6,7 @@ import { DEFAULT_VERSIONS, llamacppBuilds, packagesRecipe, readListing, TAG_FILE
 import type { Listing } from "../engines/releases.ts";
 import { readIfThere, writeAtomic } from "../os/files.ts";
 import type { Log } from "../os/log.ts";
+import { pause } from "../os/wakeup.ts";
 import type { ServerConfig } from "../protocol/config.ts";
 import { Recipe, type Build, type WantedEngine } from "../protocol/engine-release.ts";
 import { messageOf } from "../protocol/errors.ts";
@@ -172,11 +173,4 @@ async function readText(response: Response, limit: number): Promise<string> {
     if (text.length > limit) throw new Error(`the answer is longer than ${limit} bytes`);
   }
   return text;
-}
-
-function pause(wait_ms: number, signal: AbortSignal): Promise<void> {
-  return new Promise((resolve) => {
-    const timer = setTimeout(resolve, wait_ms);
-    signal.addEventListener("abort", () => (clearTimeout(timer), resolve()), { once: true });
-  });
 }

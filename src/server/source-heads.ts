@@ -1,4 +1,5 @@
 import type { Log } from "../os/log.ts";
+import { pause } from "../os/wakeup.ts";
 import type { ModelSpec } from "../protocol/catalog.ts";
 import { messageOf } from "../protocol/errors.ts";
 import { WEIGHTS_HEAD_AGAIN_MS } from "../protocol/limits.ts";
@@ -60,10 +61,7 @@ export class SourceHeads {
       } finally {
         if (!signal.aborted && this.measuring.delete(source)) this.#changed();
       }
-      await new Promise<void>((resolve) => {
-        const timer = setTimeout(resolve, WEIGHTS_HEAD_AGAIN_MS);
-        signal.addEventListener("abort", () => (clearTimeout(timer), resolve()), { once: true });
-      });
+      await pause(WEIGHTS_HEAD_AGAIN_MS, signal);
     }
   }
 }

@@ -1,5 +1,6 @@
 import { expect, test } from "bun:test";
-import { Waiters, Wakeup } from "../../../src/os/wakeup.ts";
+import { getEventListeners } from "node:events";
+import { pause, Waiters, Wakeup } from "../../../src/os/wakeup.ts";
 
 const LONG_MS = 60_000;
 const never = new AbortController().signal;
@@ -39,4 +40,16 @@ test("one wake is for all who wait, and not for who comes later", async () => {
   const later = waiters.wait(20).then(() => "time over");
   expect(await Promise.race([later, waiters.wait(LONG_MS)])).toBe("time over");
   waiters.wake();
+});
+
+test("a pause ends with its time or its signal, and leaves nothing on the signal", async () => {
+  const over = new AbortController();
+  const paused = pause(20, over.signal);
+  expect(getEventListeners(over.signal, "abort")).toHaveLength(1);
+  await paused;
+  expect(getEventListeners(over.signal, "abort")).toHaveLength(0);
+  const cut = pause(LONG_MS, over.signal);
+  over.abort();
+  await cut;
+  await pause(LONG_MS, over.signal);
 });
