@@ -8,10 +8,10 @@ import { readIfThere, writeAtomic } from "../os/files.ts";
 import type { Log } from "../os/log.ts";
 import { pause } from "../os/wakeup.ts";
 import type { NodeResult } from "../protocol/agent-api.ts";
-import type { AgentConfig } from "../protocol/config.ts";
+import { ENGINE_PATH_KEYS, type AgentConfig } from "../protocol/config.ts";
 import { WantedEngine, type EngineInstall } from "../protocol/engine-release.ts";
 import { explain, messageOf } from "../protocol/errors.ts";
-import type { EngineKind } from "../protocol/ids.ts";
+import { INSTALLABLE_KINDS, type EngineKind, type InstallableKind } from "../protocol/ids.ts";
 import type { EngineOffer, Inventory } from "../protocol/inventory.ts";
 import { INSTALL_AGAIN_FIRST_MS, INSTALL_AGAIN_MAX_MS } from "../protocol/limits.ts";
 import type { RankLaunch } from "../protocol/plan.ts";
@@ -20,9 +20,7 @@ import { install, installedEngines, removeDownloads, removeOthers, type Installe
 import { EngineQuestions } from "./engine-questions.ts";
 import { versionOf } from "./engine-version.ts";
 
-const KINDS = ["llamacpp", "vllm", "sglang"] as const;
-type Kind = (typeof KINDS)[number];
-const isKind = (kind: EngineKind): kind is Kind => kind !== "sim";
+const isInstallable = (kind: EngineKind): kind is InstallableKind => kind !== "sim";
 
 /** What is remembered of engines, so that an agent that starts without a server uses what it used before. */
 const Kept = v.object({ wanted: v.array(WantedEngine), last: v.record(v.string(), v.string()) });
@@ -61,14 +59,14 @@ export class NodeEngines {
   readonly #root: string;
   readonly #file: string;
   #wanted: readonly WantedEngine[] = [];
-  readonly #last = new Map<Kind, string>();
-  readonly #choices = new Map<Kind, Choice>();
-  readonly #installs = new Map<Kind, EngineInstall>();
+  readonly #last = new Map<InstallableKind, string>();
+  readonly #choices = new Map<InstallableKind, Choice>();
+  readonly #installs = new Map<InstallableKind, EngineInstall>();
   /** What was proved, by path and state of the program. */
   readonly #proofs = new Map<string, Promise<Proof>>();
   readonly #made = new Map<string, Installed>();
   /** Ends the work on a kind when something else is wanted of it. */
-  readonly #work = new Map<Kind, AbortController>();
+  readonly #work = new Map<InstallableKind, AbortController>();
   /** Where engines keep what they compile. */
   readonly cache_folder: string;
 
@@ -86,18 +84,18 @@ export class NodeEngines {
     const kept = v.safeParse(v.pipe(v.string(), v.parseJson(), Kept), await readIfThere(this.#file).catch(() => null));
     if (kept.success) {
       this.#wanted = kept.output.wanted;
-      for (const kind of KINDS) if (kept.output.last[kind] !== undefined) this.#last.set(kind, kept.output.last[kind]);
+      for (const kind of INSTALLABLE_KINDS) if (kept.output.last[kind] !== undefined) this.#last.set(kind, kept.output.last[kind]);
     }
-    await Promise.all(KINDS.map((kind) => this.#choose(kind)));
-    for (const kind of KINDS) this.#begin(kind);
+    await Promise.all(INSTALLABLE_KINDS.map((kind) => this.#choose(kind)));
+    for (const kind of INSTALLABLE_KINDS) this.#begin(kind);
   }
 
   /** Takes what the server names now. */
   want(engines: readonly WantedEngine[]): void {
     const before = this.#wanted;
     this.#wanted = engines;
-    const of = (list: readonly WantedEngine[], kind: Kind) => JSON.stringify(list.find((each) => each.kind === kind) ?? null);
-    const changed = KINDS.filter((kind) => of(before, kind) !== of(engines, kind));
+    const of = (list: readonly WantedEngine[], kind: InstallableKind) => JSON.stringify(list.find((each) => each.kind === kind) ?? null);
+    const changed = INSTALLABLE_KINDS.filter((kind) => of(before, kind) !== of(engines, kind));
     if (changed.length === 0) return;
     void this.#keep();
     for (const kind of changed) this.#begin(kind);
@@ -106,10 +104,10 @@ export class NodeEngines {
   /** Engines this node has; only offered ones are used. */
   offers(): EngineOffer[] {
     const built_in = { kind: "sim" as const, version: VERSION, path: "built in", origin: "built in" as const, offered: true, reason: "" };
-    return [built_in, ...KINDS.flatMap((kind) => this.#offerOf(kind))];
+    return [built_in, ...INSTALLABLE_KINDS.flatMap((kind) => this.#offerOf(kind))];
   }
 
-  #offerOf(kind: Kind): EngineOffer[] {
+  #offerOf(kind: InstallableKind): EngineOffer[] {
     const choice = this.#choices.get(kind);
     const path = this.#pathOf(kind);
     if (choice?.use) {
@@ -141,7 +139,7 @@ export class NodeEngines {
 
   /** The program for a new rank; null when this node has none. */
   program(kind: EngineKind): EngineProgram | null {
-    if (!isKind(kind)) return { path: "", version: VERSION };
+    if (!isInstallable(kind)) return { path: "", version: VERSION };
     const use = this.#choices.get(kind)?.use;
     return use ? { path: use.path, version: use.version } : null;
   }
@@ -154,17 +152,16 @@ export class NodeEngines {
 
   /** Whether an engine takes every flag llmgw would ever give it. @throws OperatorError E_ENGINE */
   async check(kind: EngineKind): Promise<NodeResult> {
-    const path = this.program(kind)?.path ?? (isKind(kind) ? this.#pathOf(kind) : undefined);
+    const path = this.program(kind)?.path ?? (isInstallable(kind) ? this.#pathOf(kind) : undefined);
     if (path === undefined || path === "") return { error: path === undefined ? `it has no ${kind}` : `${kind} is part of llmgw itself` };
     return { check: await this.#questions.check(kind, path) };
   }
 
-  #pathOf(kind: Kind): string | undefined {
-    const { llamacpp_bin, vllm_bin, sglang_python } = this.#options.config;
-    return { llamacpp: llamacpp_bin, vllm: vllm_bin, sglang: sglang_python }[kind];
+  #pathOf(kind: InstallableKind): string | undefined {
+    return this.#options.config[ENGINE_PATH_KEYS[kind]];
   }
 
-  #begin(kind: Kind): void {
+  #begin(kind: InstallableKind): void {
     this.#work.get(kind)?.abort();
     const work = new AbortController();
     this.#work.set(kind, work);
@@ -176,7 +173,7 @@ export class NodeEngines {
   }
 
   /** Works until the wanted version of a kind is there and proved, or nothing more can be done about it. */
-  async #bringAbout(kind: Kind, signal: AbortSignal): Promise<void> {
+  async #bringAbout(kind: InstallableKind, signal: AbortSignal): Promise<void> {
     const wanted = this.#wanted.find((each) => each.kind === kind);
     if (!wanted) {
       this.#installs.delete(kind);
@@ -205,7 +202,13 @@ export class NodeEngines {
   }
 
   /** @returns why it did not work; null when the version is there and proved */
-  async #tryOnce(kind: Kind, wanted: WantedEngine, there: Installed | null, tell: Tell, signal: AbortSignal): Promise<string | null> {
+  async #tryOnce(
+    kind: InstallableKind,
+    wanted: WantedEngine,
+    there: Installed | null,
+    tell: Tell,
+    signal: AbortSignal,
+  ): Promise<string | null> {
     const { version, recipe } = wanted;
     const { log, machine } = this.#options;
     try {
@@ -235,14 +238,14 @@ export class NodeEngines {
     if (this.installs().every(({ phase }) => phase === "installed" || phase === "unsuited"))
       await removeDownloads(this.#root).catch(() => {});
     for (const { kind, version, phase } of this.installs()) {
-      if (phase !== "installed" || !isKind(kind)) continue;
+      if (phase !== "installed" || !isInstallable(kind)) continue;
       await this.#removeOld(kind, version).catch((error: unknown) => {
         this.#options.log.warn("cannot remove old engines", { engine: kind, why: messageOf(error) });
       });
     }
   }
 
-  async #removeOld(kind: Kind, version: string): Promise<void> {
+  async #removeOld(kind: InstallableKind, version: string): Promise<void> {
     const { log, running } = this.#options;
     const use = this.#choices.get(kind)?.use;
     const gone = await removeOthers(this.#root, kind, new Set([version, ...(use ? [use.version] : []), ...running(kind)]));
@@ -250,7 +253,7 @@ export class NodeEngines {
   }
 
   /** Decides which program new ranks are started with. */
-  async #choose(kind: Kind): Promise<void> {
+  async #choose(kind: InstallableKind): Promise<void> {
     const installed = await installedEngines(this.#root, kind);
     for (const engine of installed) this.#made.set(engine.program, engine);
     const candidates: Candidate[] = [];
@@ -274,7 +277,7 @@ export class NodeEngines {
   }
 
   /** Runs a program to see that it works here and takes what llmgw would give it; once, while it is the same file. */
-  async #prove(kind: Kind, path: string, features: readonly string[]): Promise<Proof> {
+  async #prove(kind: InstallableKind, path: string, features: readonly string[]): Promise<Proof> {
     const about = await realpath(path)
       .then((real) => stat(real))
       .catch(() => null);
@@ -290,7 +293,7 @@ export class NodeEngines {
     for (const key of this.#proofs.keys()) if (key.startsWith(`${path}\n`)) this.#proofs.delete(key);
   }
 
-  async #proveNow(kind: Kind, path: string, features: readonly string[]): Promise<Proof> {
+  async #proveNow(kind: InstallableKind, path: string, features: readonly string[]): Promise<Proof> {
     const seen = await versionOf(engineOf(kind), path);
     if ("reason" in seen) return { version: "", fault: seen.reason };
     const { version } = seen;

@@ -8,7 +8,7 @@ import { binariesOf } from "../onboard/binary.ts";
 import { credentialsOf } from "../onboard/keys.ts";
 import { onboard, type OnboardOptions, type Reporter } from "../onboard/onboard.ts";
 import type { NamedEngine } from "../onboard/step.ts";
-import { NodeId } from "../protocol/ids.ts";
+import { INSTALLABLE_KINDS, NodeId } from "../protocol/ids.ts";
 import { VERSION } from "../protocol/version.ts";
 import { nodeColumns } from "./ctl/nodes.ts";
 import { duration } from "./duration.ts";
@@ -79,7 +79,7 @@ export async function onboardOptions(
   const report = stepReporter(io);
   for (const key of left_out) report.note(`not offered: ${key}`);
   const paths = { llamacpp: flags["llamacpp-bin"], vllm: flags["vllm-bin"], sglang: flags["sglang-python"] };
-  const engines = (["llamacpp", "vllm", "sglang"] as const).flatMap((kind): NamedEngine[] => {
+  const engines = INSTALLABLE_KINDS.flatMap((kind): NamedEngine[] => {
     const path = paths[kind];
     return path === undefined ? [] : [{ kind, argv: [path, ...engineOf(kind).version_args] }];
   });

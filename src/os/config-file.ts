@@ -1,7 +1,7 @@
 import { dirname, resolve } from "node:path";
 import * as v from "valibot";
 import { Catalog } from "../protocol/catalog.ts";
-import { AgentConfig, ServerConfig } from "../protocol/config.ts";
+import { AgentConfig, ENGINE_PATH_KEYS, ServerConfig } from "../protocol/config.ts";
 import { OperatorError } from "../protocol/errors.ts";
 import { readYaml } from "./yaml.ts";
 
@@ -61,7 +61,7 @@ const DEFAULT_AGENT = (() => {
 })();
 
 /** Keys of agent.yaml that hold paths. */
-const AGENT_PATHS = ["state", "run", "nvidia_smi", "llamacpp_bin", "vllm_bin", "sglang_python", "ib_root"];
+const AGENT_PATHS = ["state", "run", "nvidia_smi", "ib_root", ...Object.values<string>(ENGINE_PATH_KEYS)];
 
 function absolute<T extends Readonly<Record<string, unknown>>>(config: T, base: string): T {
   const at = (value: unknown) => (typeof value === "string" ? resolve(base, value) : value);

@@ -1,6 +1,6 @@
 import * as v from "valibot";
 import { EngineVersion } from "./engine-release.ts";
-import { NodeId } from "./ids.ts";
+import { NodeId, type InstallableKind } from "./ids.ts";
 
 /** `host:port`, IPv6 in brackets. */
 export const HostPort = v.pipe(v.string(), v.regex(/^(\[[0-9a-fA-F:.]+\]|[^:\s]+):\d{1,5}$/, "write host:port"));
@@ -99,6 +99,13 @@ export const AgentConfig = v.strictObject({
   log: v.optional(Log, {}),
 });
 export type AgentConfig = v.InferOutput<typeof AgentConfig>;
+
+/** The key of `agent.yaml` that names an engine's program. */
+export const ENGINE_PATH_KEYS = {
+  llamacpp: "llamacpp_bin",
+  vllm: "vllm_bin",
+  sglang: "sglang_python",
+} as const satisfies Record<InstallableKind, keyof AgentConfig>;
 
 const Whole = (least: number, most: number) => v.pipe(v.number(), v.integer(), v.minValue(least), v.maxValue(most));
 const Duration = v.pipe(v.string(), v.regex(/^\d+(ms|s|m|h)?$/, "write a time such as 90s or 5m"));

@@ -22,8 +22,12 @@ export type ReplicaId = v.InferOutput<typeof ReplicaId>;
 export const AttemptId = v.pipe(v.string(), v.regex(/^[0-9a-f]{16}$/, "not an attempt id"));
 export type AttemptId = v.InferOutput<typeof AttemptId>;
 
-/** Engines llmgw knows. The list is here because it crosses the wire; what each does is in `engines/`. */
-export const ENGINE_KINDS = ["llamacpp", "vllm", "sglang", "sim"] as const;
+/** Engines that are programs of their own: nodes install them, or are told where they are. */
+export const INSTALLABLE_KINDS = ["llamacpp", "vllm", "sglang"] as const;
+export type InstallableKind = (typeof INSTALLABLE_KINDS)[number];
+
+/** Engines llmgw knows; `sim` is part of it. The list is here because it crosses the wire; what each does is in `engines/`. */
+export const ENGINE_KINDS = [...INSTALLABLE_KINDS, "sim"] as const;
 export const EngineKind = v.picklist(ENGINE_KINDS);
 export type EngineKind = v.InferOutput<typeof EngineKind>;
 

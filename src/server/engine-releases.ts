@@ -10,16 +10,13 @@ import { pause } from "../os/wakeup.ts";
 import type { ServerConfig } from "../protocol/config.ts";
 import { Recipe, type Build, type WantedEngine } from "../protocol/engine-release.ts";
 import { messageOf } from "../protocol/errors.ts";
+import { INSTALLABLE_KINDS, type InstallableKind } from "../protocol/ids.ts";
 import { RELEASE_AGAIN_FIRST_MS, RELEASE_AGAIN_MAX_MS, RELEASE_LISTING_BYTES, RELEASE_LISTING_MS } from "../protocol/limits.ts";
 
 /** Where releases are listed when no mirror is named. */
 const ORIGIN = "https://api.github.com/repos";
 const PROJECTS = { "llama.cpp": "ggml-org/llama.cpp", uv: "astral-sh/uv" } as const;
 type Project = keyof typeof PROJECTS;
-
-/** Engines that nodes install. */
-const KINDS = ["llamacpp", "vllm", "sglang"] as const;
-type Kind = (typeof KINDS)[number];
 
 const Kept = v.object({ recipe: Recipe });
 
@@ -36,8 +33,8 @@ export interface EngineReleasesOptions {
 export class EngineReleases {
   readonly #options: EngineReleasesOptions;
   #engines: ServerConfig["engines"] = {};
-  readonly #wanted = new Map<Kind, WantedEngine>();
-  readonly #work = new Map<Kind, AbortController>();
+  readonly #wanted = new Map<InstallableKind, WantedEngine>();
+  readonly #work = new Map<InstallableKind, AbortController>();
 
   constructor(options: EngineReleasesOptions) {
     this.#options = options;
@@ -56,7 +53,7 @@ export class EngineReleases {
     const before = JSON.stringify(this.#engines);
     const moved = engines.mirror !== this.#engines.mirror;
     this.#engines = engines;
-    for (const kind of KINDS) {
+    for (const kind of INSTALLABLE_KINDS) {
       const version = engines[kind] ?? DEFAULT_VERSIONS[kind];
       if (!moved && (this.#wanted.get(kind)?.version ?? "") === version) continue;
       this.#work.get(kind)?.abort();
@@ -72,7 +69,7 @@ export class EngineReleases {
     return isNew;
   }
 
-  async #resolve(kind: Kind, version: string, signal: AbortSignal): Promise<void> {
+  async #resolve(kind: InstallableKind, version: string, signal: AbortSignal): Promise<void> {
     const { folder, log, changed } = this.#options;
     const { mirror } = this.#engines;
     const tell = (recipe: Recipe | null, reason: string) => {
@@ -101,7 +98,7 @@ export class EngineReleases {
     }
   }
 
-  async #recipeOf(kind: Kind, version: string): Promise<Recipe> {
+  async #recipeOf(kind: InstallableKind, version: string): Promise<Recipe> {
     if (kind === "llamacpp") return { how: "archives", builds: this.#mirrored("llama.cpp", llamacppBuilds(await this.#llamacpp(version))) };
     const { mirror } = this.#engines;
     // Without `uv` Python's own tools do: slower, but no reason to have no engine.

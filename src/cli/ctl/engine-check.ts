@@ -8,6 +8,7 @@ import { AgentConfig } from "../../protocol/config.ts";
 import { EngineCheck } from "../../protocol/engine-check.ts";
 import type { FlagFinding, FlagVerdict } from "../../protocol/engine-check.ts";
 import { messageOf, OperatorError } from "../../protocol/errors.ts";
+import { INSTALLABLE_KINDS, type InstallableKind } from "../../protocol/ids.ts";
 import { ENGINE_CHECK_MS, ENGINE_HELP_BYTES } from "../../protocol/limits.ts";
 import { command } from "../frame.ts";
 import { documentText, printable, table } from "../output.ts";
@@ -16,21 +17,19 @@ import { usageError } from "../parse.ts";
 import { reach, reachFlags } from "./reach.ts";
 
 const PATH = "llmgw ctl engine-check";
-const CHECKED = ["llamacpp", "vllm", "sglang"] as const;
-type Checked = (typeof CHECKED)[number];
 
 /** Worst first. */
 const ORDER: readonly FlagVerdict[] = ["missing", "removed", "bad-value", "unproved", "deprecated", "accepted"];
 
 /** The program an installed engine of a version has, in its folder. */
-const PROGRAMS: Readonly<Record<Checked, RegExp>> = {
+const PROGRAMS: Readonly<Record<InstallableKind, RegExp>> = {
   llamacpp: /(^|\/)llama-server$/,
   vllm: /(^|\/)bin\/vllm$/,
   sglang: /(^|\/)bin\/python3?$/,
 };
 
 /** The engine's program on this machine, as its agent would find it: by path, else the newest installed. */
-async function programHere(kind: Checked): Promise<string> {
+async function programHere(kind: InstallableKind): Promise<string> {
   const config = await agentConfig();
   if (kind === "llamacpp" && config.llamacpp_bin !== undefined) return config.llamacpp_bin;
   const folder = join(config.state ?? "/var/lib/llmgw", "engines", kind);
@@ -118,7 +117,7 @@ export const engineCheckCommand = command({
       about: "form of the answer",
     },
   },
-  args: [{ name: "ENGINE", about: "llamacpp, vllm or sglang", choices: CHECKED }],
+  args: [{ name: "ENGINE", about: "llamacpp, vllm or sglang", choices: INSTALLABLE_KINDS }],
   run: async ({ flags, args, io }) => {
     const sources = (["help-output", "help-file", "bin", "node"] as const).filter((name) => flags[name] !== undefined);
     if (sources.length > 1) throw usageError(PATH, `--${sources.join(" and --")} exclude each other`, "one engine is checked at a time");
@@ -138,7 +137,7 @@ interface Sources {
   readonly config: string | undefined;
 }
 
-async function checkFrom(kind: Checked, flags: Sources, io: Io): Promise<EngineCheck> {
+async function checkFrom(kind: InstallableKind, flags: Sources, io: Io): Promise<EngineCheck> {
   const { "help-output": text, "help-file": file, bin, node } = flags;
   const given = (output: string, subject: string) => checkHelp(engineOf(kind), output, { subject, version: null, trial: null });
   if (text !== undefined) return given(text, "the given text");
