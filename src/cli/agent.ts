@@ -1,14 +1,12 @@
 import { existsSync } from "node:fs";
 import { runAgent, stopAll } from "../agent/agent.ts";
 import type { AgentOptions } from "../agent/agent.ts";
-import { loadAgentConfig } from "../os/config-file.ts";
+import { AGENT_FILE, loadAgentConfig } from "../os/config-file.ts";
 import { makeLog } from "../os/log.ts";
 import { watchOwner } from "../os/process.ts";
 import { command } from "./frame.ts";
 import { usageError } from "./parse.ts";
 import type { FlagValues, Io } from "./spec.ts";
-
-const AGENT_FILE = "/etc/llmgw/agent.yaml";
 
 const FLAGS = {
   config: { type: "string", value: "FILE", about: "agent.yaml; every key of it is also a flag; /etc/llmgw/agent.yaml when it is there" },

@@ -2,8 +2,7 @@ import { hostname } from "node:os";
 import { exitOf, runDoctor } from "../doctor/doctor.ts";
 import { parseFabric } from "../hardware/fabric-declaration.ts";
 import { REAL_IB_ROOT } from "../hardware/infiniband.ts";
-import { readConfigText, parseYaml } from "../os/yaml.ts";
-import { AgentConfig } from "../protocol/config.ts";
+import { agentConfigHere, loadAgentConfig } from "../os/config-file.ts";
 import type { DoctorReport, Verdict } from "../protocol/doctor.ts";
 import { OperatorError } from "../protocol/errors.ts";
 import { command } from "./frame.ts";
@@ -29,19 +28,6 @@ export function doctorLines(report: DoctorReport, { all, color }: { all: boolean
     return count > 0 ? [`${count} ${verdict}`] : [];
   });
   return [...lines, `${report.node}: ${words.join(", ")}`];
-}
-
-/** What an agent on this machine is told, where there is one. */
-async function agentConfig(file: string | undefined): Promise<Partial<AgentConfig>> {
-  const path = file ?? "/etc/llmgw/agent.yaml";
-  if (file === undefined && !(await Bun.file(path).exists())) return {};
-  try {
-    return parseYaml(await readConfigText(path, path), path, AgentConfig, "the agent's configuration");
-  } catch (error) {
-    // An ordinary user may not be allowed to read it; only a file that was named must be readable.
-    if (file === undefined && error instanceof OperatorError && error.code === "E_FILE") return {};
-    throw error;
-  }
 }
 
 export const doctorCommand = command({
@@ -71,7 +57,7 @@ export const doctorCommand = command({
   },
   args: [],
   run: async ({ flags, io }) => {
-    const config = await agentConfig(flags.config);
+    const config = flags.config === undefined ? await agentConfigHere() : await loadAgentConfig(flags.config, {}, io.cwd);
     const server = flags.server ?? config.servers?.[0] ?? null;
     if (server !== null && !URL.canParse(server))
       throw new OperatorError("E_USAGE", `--server ${server} is no address`, "it is no URL", "write https://host:port");
@@ -81,8 +67,8 @@ export const doctorCommand = command({
       ib_root: flags["ib-root"] ?? config.ib_root ?? REAL_IB_ROOT,
       fabrics: (flags.fabric.length > 0 ? flags.fabric : (config.fabrics ?? [])).map(parseFabric),
       server,
-      state: config.state ?? "/var/lib/llmgw",
-      tls: absoluteTls(config.tls, flags.config),
+      state: config.state,
+      tls: config.tls,
       node: config.node ?? hostname().split(".")[0] ?? "",
       note: (text) => io.err(text),
     });
@@ -90,13 +76,6 @@ export const doctorCommand = command({
     return exitOf(report, flags.strict);
   },
 });
-
-function absoluteTls(tls: AgentConfig["tls"] | undefined, file: string | undefined): { ca: string; cert: string; key: string } {
-  const base = (file ?? "/etc/llmgw/agent.yaml").replace(/[^/]*$/, "");
-  const { ca, cert, key } = tls ?? { ca: "tls/ca.crt", cert: "tls/node.crt", key: "tls/node.key" };
-  const at = (path: string) => (path.startsWith("/") ? path : `${base}${path}`);
-  return { ca: at(ca), cert: at(cert), key: at(key) };
-}
 
 function print(io: Io, form: "table" | "json" | "yaml", report: DoctorReport, all: boolean): void {
   if (form === "table") io.out(doctorLines(report, { all, color: io.color }).join("\n"));

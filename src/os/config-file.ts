@@ -1,9 +1,13 @@
+import { access, constants } from "node:fs/promises";
 import { dirname, resolve } from "node:path";
 import * as v from "valibot";
 import { Catalog } from "../protocol/catalog.ts";
 import { AgentConfig, ENGINE_PATH_KEYS, ServerConfig } from "../protocol/config.ts";
 import { OperatorError } from "../protocol/errors.ts";
 import { readYaml } from "./yaml.ts";
+
+/** Where an agent's configuration is when no other file is named. */
+export const AGENT_FILE = "/etc/llmgw/agent.yaml";
 
 type Pair = { readonly cert: string; readonly key: string };
 
@@ -33,7 +37,7 @@ export async function loadAgentConfig(path: string | null, flags: Readonly<Recor
   const given = Object.fromEntries(Object.entries(flags).filter(([, value]) => value !== undefined));
   const here = absolute(given, cwd);
   const file = path === null ? null : resolve(cwd, path);
-  const base = file === null ? "/etc/llmgw" : dirname(file);
+  const base = dirname(file ?? AGENT_FILE);
   const config = file === null ? DEFAULT_AGENT : await readYaml(file, AgentConfig, "the agent's configuration");
   const merged: Record<string, unknown> = { ...absolute(config, base), ...here };
   // Of what has parts, a flag replaces only the part it names.
@@ -50,7 +54,7 @@ export async function loadAgentConfig(path: string | null, flags: Readonly<Recor
     "E_CONFIG",
     `the agent needs ${flag}`,
     "neither a flag nor agent.yaml names it",
-    `give ${flag}, or a file with --config (/etc/llmgw/agent.yaml is read when it is there)`,
+    `give ${flag}, or a file with --config (${AGENT_FILE} is read when it is there)`,
   );
 }
 
@@ -59,6 +63,19 @@ const DEFAULT_AGENT = (() => {
   const { servers: _servers, address: _address, ...defaults } = v.parse(AgentConfig, { servers: ["https://none"], address: "127.0.0.1" });
   return defaults;
 })();
+
+/**
+ * What an agent on this machine goes by, its paths absolute; the defaults where there is no file, or none that this user may
+ * read.
+ * @throws OperatorError E_CONFIG
+ */
+export async function agentConfigHere(file = AGENT_FILE): Promise<typeof DEFAULT_AGENT & Partial<AgentConfig>> {
+  const readable = await access(file, constants.R_OK).then(
+    () => true,
+    () => false,
+  );
+  return readable ? loadAgentConfig(file, {}, "/") : absolute(DEFAULT_AGENT, dirname(file));
+}
 
 /** Keys of agent.yaml that hold paths. */
 const AGENT_PATHS = ["state", "run", "nvidia_smi", "ib_root", ...Object.values<string>(ENGINE_PATH_KEYS)];

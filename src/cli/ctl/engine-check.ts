@@ -1,10 +1,10 @@
-import { readdir } from "node:fs/promises";
 import { join, resolve } from "node:path";
+import { installedEngines } from "../../agent/engine-install.ts";
 import { EngineQuestions } from "../../agent/engine-questions.ts";
 import { checkHelp } from "../../engines/check.ts";
 import { engineOf } from "../../engines/registry.ts";
-import { readConfigText, parseYaml } from "../../os/yaml.ts";
-import { AgentConfig } from "../../protocol/config.ts";
+import { AGENT_FILE, agentConfigHere } from "../../os/config-file.ts";
+import { ENGINE_PATH_KEYS, type AgentConfig } from "../../protocol/config.ts";
 import { EngineCheck } from "../../protocol/engine-check.ts";
 import type { FlagFinding, FlagVerdict } from "../../protocol/engine-check.ts";
 import { messageOf, OperatorError } from "../../protocol/errors.ts";
@@ -21,39 +21,17 @@ const PATH = "llmgw ctl engine-check";
 /** Worst first. */
 const ORDER: readonly FlagVerdict[] = ["missing", "removed", "bad-value", "unproved", "deprecated", "accepted"];
 
-/** The program an installed engine of a version has, in its folder. */
-const PROGRAMS: Readonly<Record<InstallableKind, RegExp>> = {
-  llamacpp: /(^|\/)llama-server$/,
-  vllm: /(^|\/)bin\/vllm$/,
-  sglang: /(^|\/)bin\/python3?$/,
-};
-
-/** The engine's program on this machine, as its agent would find it: by path, else the newest installed. */
-async function programHere(kind: InstallableKind): Promise<string> {
-  const config = await agentConfig();
-  if (kind === "llamacpp" && config.llamacpp_bin !== undefined) return config.llamacpp_bin;
-  const folder = join(config.state ?? "/var/lib/llmgw", "engines", kind);
-  const versions = (await readdir(folder).catch(() => [])).sort((a, b) => b.localeCompare(a, undefined, { numeric: true }));
-  for (const version of versions) {
-    const files = await readdir(join(folder, version), { recursive: true }).catch(() => []);
-    const found = files.filter((file) => PROGRAMS[kind].test(file)).sort((a, b) => a.length - b.length)[0];
-    if (found !== undefined) return join(folder, version, found);
-  }
-  const why = `neither /etc/llmgw/agent.yaml names one, nor is one in ${folder}`;
+/**
+ * The engine's program on this machine: the one its agent is told of, else the newest installed.
+ * @param config what the agent goes by
+ * @throws OperatorError E_NOT_FOUND
+ */
+export async function programHere(kind: InstallableKind, config: Partial<AgentConfig> & Pick<AgentConfig, "state">): Promise<string> {
+  const folder = join(config.state, "engines");
+  const program = config[ENGINE_PATH_KEYS[kind]] ?? (await installedEngines(folder, kind))[0]?.program;
+  if (program !== undefined) return program;
+  const why = `neither ${AGENT_FILE} names one, nor is one in ${folder}/${kind}`;
   throw new OperatorError("E_NOT_FOUND", `there is no ${kind} on this machine`, why, `${PATH} ${kind} --bin PATH, or --node NODE`);
-}
-
-async function agentConfig(): Promise<Partial<AgentConfig>> {
-  const path = "/etc/llmgw/agent.yaml";
-  try {
-    return (await Bun.file(path).exists())
-      ? parseYaml(await readConfigText(path, path), path, AgentConfig, "the agent's configuration")
-      : {};
-  } catch (error) {
-    // An ordinary user may not be allowed to read it.
-    if (error instanceof OperatorError && error.code === "E_FILE") return {};
-    throw error;
-  }
 }
 
 async function textOf(file: string, io: Io): Promise<string> {
@@ -147,6 +125,6 @@ async function checkFrom(kind: InstallableKind, flags: Sources, io: Io): Promise
     const path = `/admin/v1/nodes/${encodeURIComponent(node)}/engine-check`;
     return client.send("POST", path, { engine: kind }, EngineCheck, ENGINE_CHECK_MS);
   }
-  const program = bin === undefined ? await programHere(kind) : resolve(io.cwd, bin);
+  const program = bin === undefined ? await programHere(kind, await agentConfigHere()) : resolve(io.cwd, bin);
   return new EngineQuestions({ engine_user: null, folder: null }).check(kind, program);
 }

@@ -3,7 +3,7 @@ import { mkdtemp, readFile, rm, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import * as v from "valibot";
-import { loadAgentConfig } from "../../../src/os/config-file.ts";
+import { agentConfigHere, loadAgentConfig } from "../../../src/os/config-file.ts";
 import { AgentConfig, ServerConfig } from "../../../src/protocol/config.ts";
 import type { OperatorError } from "../../../src/protocol/errors.ts";
 
@@ -64,6 +64,12 @@ describe("an agent's configuration", () => {
     expect(error?.code).toBe("E_CONFIG");
     expect(`${error?.message}: ${error?.why}`).toContain(place);
   });
+});
+
+test("the agent of this machine is known by its file, and by the defaults where there is none", async () => {
+  expect(await agentConfigHere(join(folder, "agent.yaml"))).toEqual(await load({}));
+  const { tls, state, servers } = await agentConfigHere(join(folder, "none", "agent.yaml"));
+  expect([tls.key, state, servers]).toEqual([join(folder, "none", "tls/node.key"), "/var/lib/llmgw", undefined]);
 });
 
 describe("the units of systemd", () => {
