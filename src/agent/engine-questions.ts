@@ -1,5 +1,5 @@
 import { createHash } from "node:crypto";
-import { realpath, stat } from "node:fs/promises";
+import { access, constants, realpath, stat } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import * as v from "valibot";
@@ -36,14 +36,40 @@ export class EngineQuestions {
     this.#asker = asker;
   }
 
+  /** Runs an engine for its version. @returns the version, or why it does not run here */
+  async version(kind: EngineKind, path: string): Promise<{ version: string } | { reason: string }> {
+    const engine = engineOf(kind);
+    try {
+      await access(path, constants.X_OK);
+    } catch (error) {
+      return { reason: `cannot be run: ${messageOf(error)}` };
+    }
+    let ran;
+    try {
+      ran = await this.#run(kind, [path, ...engine.version_args], engine.help?.env ?? {}, ENGINE_VERSION_MS);
+    } catch (error) {
+      return { reason: `cannot be started: ${error instanceof OperatorError ? error.why : messageOf(error)}` };
+    }
+    if (ran.late) return { reason: `it did not print its version within ${ENGINE_VERSION_MS / 1_000} s` };
+    if (ran.signal === "SIGILL") return { reason: "it died of an illegal instruction: this CPU lacks what the build needs" };
+    const output = `${ran.out}\n${ran.err}`;
+    const asked = engine.version_args.join(" ");
+    const last = output.trim().split("\n").at(-1)?.slice(0, 300) ?? "";
+    if (ran.code !== 0) return { reason: `${asked} ended with ${ran.signal ?? `code ${ran.code}`}: ${last}` };
+    const version = engine.readVersion(output);
+    return version === null ? { reason: `${asked} does not print a version of ${kind}: ${last}` } : { version };
+  }
+
   /**
    * Checks every flag llmgw would ever give an engine.
    * @param path its program, as an operator gives it
+   * @param known what {@link version} said of it; it is asked when absent
    * @throws OperatorError E_ENGINE when it cannot be run at all
    */
-  async check(kind: EngineKind, path: string): Promise<EngineCheck> {
+  async check(kind: EngineKind, path: string, known?: string): Promise<EngineCheck> {
     const engine = engineOf(kind);
-    const version = await this.#version(engine, path);
+    const seen = known === undefined ? await this.version(kind, path) : { version: known };
+    const version = "version" in seen ? seen.version : null;
     const output = await this.help(kind, path);
     const trials = await Promise.all(widestCommands(engine, [path]).map((command) => this.#trial(engine, command)));
     const trial = trials.find((said) => said !== null && said !== "") ?? trials[0] ?? null;
@@ -128,11 +154,6 @@ export class EngineQuestions {
     } catch (error) {
       throw cannotAsk(kind, path, messageOf(error));
     }
-  }
-
-  async #version(engine: Engine, path: string): Promise<string | null> {
-    const ran = await this.#run(engine.kind, [path, ...engine.version_args], engine.help?.env ?? {}, ENGINE_VERSION_MS);
-    return engine.readVersion(`${ran.out}\n${ran.err}`);
   }
 
   /** What an engine says to a whole command without starting: "" when it takes it; null when it cannot be asked. */

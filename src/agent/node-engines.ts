@@ -1,7 +1,6 @@
 import { realpath, stat } from "node:fs/promises";
 import { join } from "node:path";
 import * as v from "valibot";
-import { engineOf } from "../engines/registry.ts";
 import { chooseProgram, faultOf, type Candidate, type Choice } from "../engines/rollout.ts";
 import { unsuited } from "../engines/releases.ts";
 import { readIfThere, writeAtomic } from "../os/files.ts";
@@ -18,7 +17,6 @@ import type { RankLaunch } from "../protocol/plan.ts";
 import { VERSION } from "../protocol/version.ts";
 import { install, installedEngines, removeDownloads, removeOthers, type Installed } from "./engine-install.ts";
 import { EngineQuestions } from "./engine-questions.ts";
-import { versionOf } from "./engine-version.ts";
 
 const isInstallable = (kind: EngineKind): kind is InstallableKind => kind !== "sim";
 
@@ -294,11 +292,11 @@ export class NodeEngines {
   }
 
   async #proveNow(kind: InstallableKind, path: string, features: readonly string[]): Promise<Proof> {
-    const seen = await versionOf(engineOf(kind), path);
+    const seen = await this.#questions.version(kind, path);
     if ("reason" in seen) return { version: "", fault: seen.reason };
     const { version } = seen;
     try {
-      const fault = faultOf(await this.#questions.check(kind, path));
+      const fault = faultOf(await this.#questions.check(kind, path, version));
       if (fault !== "") return { version, fault };
       const asks = features.includes("cuda") && this.#options.machine().gpus.length > 0;
       return { version, fault: asks ? await this.#questions.acceleratorFault(kind, path) : "" };

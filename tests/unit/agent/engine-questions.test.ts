@@ -44,7 +44,13 @@ describe("vLLM, played by a program", () => {
     const check = await ask().check("vllm", vllm.path);
     delete process.env["VLLM_PORT"];
     expect(check).toMatchObject({ passed: true, version: "0.33.0", help: "whole", subject: vllm.path, trial: null });
-    expect(await vllm.asked()).toContain("serve --help=all device=cpu offline=1 port=");
+    expect(await vllm.asked()).toEqual(["--version device=cpu offline=1 port=", "serve --help=all device=cpu offline=1 port="]);
+  });
+
+  test("is not asked for its version when that is known", async () => {
+    const vllm = await playVllm(vllmHelp());
+    expect(await ask().check("vllm", vllm.path, "0.32.0")).toMatchObject({ passed: true, version: "0.32.0" });
+    expect((await vllm.asked()).filter((line) => line.startsWith("--version"))).toEqual([]);
   });
 
   test("its help is kept as long as the program is the same file, also by the next agent", async () => {

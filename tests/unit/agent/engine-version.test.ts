@@ -2,22 +2,23 @@ import { afterAll, beforeAll, expect, test } from "bun:test";
 import { chmod, mkdtemp, rm, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { versionOf } from "../../../src/agent/engine-version.ts";
-import { llamacpp } from "../../../src/engines/llamacpp.ts";
+import { EngineQuestions } from "../../../src/agent/engine-questions.ts";
 
 let folder: string;
 beforeAll(async () => {
   folder = await mkdtemp(join(tmpdir(), "llmgw-offers-"));
+  // Another user has to pass through.
+  await chmod(folder, 0o711);
 });
 afterAll(() => rm(folder, { recursive: true, force: true }));
 
-async function asked(content: string | null, mode = 0o755) {
+async function asked(content: string | null, mode = 0o755, engine_user: string | null = null) {
   const path = join(folder, crypto.randomUUID());
   if (content !== null) {
     await writeFile(path, content);
     await chmod(path, mode);
   }
-  return versionOf(llamacpp, path);
+  return new EngineQuestions({ engine_user, folder: null }).version("llamacpp", path);
 }
 const script = (...lines: string[]) => ["#!/bin/sh", ...lines, ""].join("\n");
 const SAYS_VERSION = "echo 'version: 7 (abc)' >&2; echo 'built with cc for x86_64' >&2";
@@ -49,4 +50,8 @@ test.each<[string, string | null, number, string]>([
   const seen = await asked(content, mode);
   expect(seen).toEqual({ reason: expect.stringContaining(reason) });
   expect("reason" in seen && seen.reason).not.toBe("");
+});
+
+test.skipIf(process.getuid?.() !== 0)("an engine is run as the user it will serve as (needs root)", async () => {
+  expect(await asked(script(`echo "version: $(id -u) (abc)"`), 0o755, "nobody")).toEqual({ version: "65534" });
 });
