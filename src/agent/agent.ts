@@ -59,7 +59,7 @@ export interface AgentOptions {
 }
 
 /** The node id of a configuration: as given, else the host name without its domain. */
-export function nodeIdOf(config: AgentConfig): NodeId {
+function nodeIdOf(config: AgentConfig): NodeId {
   return config.node ?? parseAs(NodeId, hostname().split(".")[0]?.toLowerCase(), "the host name as node id");
 }
 

@@ -28,7 +28,7 @@ export interface Installed {
 }
 
 /** Tells how far an installation is. */
-export type Tell = (phase: EngineInstall["phase"], detail: string) => void;
+type Tell = (phase: EngineInstall["phase"], detail: string) => void;
 
 /** Engines of a kind under `<root>/<kind>/<version>/`, newest first. Folders that were never finished are passed over. */
 export async function installedEngines(root: string, kind: EngineKind): Promise<Installed[]> {
@@ -47,7 +47,7 @@ async function engineIn(folder: string, kind: EngineKind, name: string): Promise
   return [{ at_ms: about.mtimeMs, engine: { kind, version, folder, program: join(folder, program), note, features } }];
 }
 
-export interface InstallJob {
+interface InstallJob {
   readonly root: string;
   readonly engine: WantedEngine & { readonly recipe: Recipe };
   readonly inventory: Pick<Inventory, "host" | "gpus">;

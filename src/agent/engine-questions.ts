@@ -20,7 +20,7 @@ import { inherited, underCustody } from "../shim/engine-process.ts";
 const Kept = v.object({ path: v.string(), mtime_ms: v.number(), size: v.number(), text: v.string() });
 
 /** Who asks, and where answers are kept. */
-export interface Asker {
+interface Asker {
   /** User the engines run as; null = this one. */
   readonly engine_user: string | null;
   /** Folder for help texts; null = none are kept. */

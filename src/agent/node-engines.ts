@@ -36,7 +36,7 @@ export interface EngineProgram {
   readonly version: string;
 }
 
-export interface NodeEnginesOptions {
+interface NodeEnginesOptions {
   readonly config: AgentConfig;
   /** User engines run as; null = as the agent does. */
   readonly engine_user: string | null;

@@ -66,7 +66,7 @@ export function socketsOf(folder: string, attempt: string): { control: string; e
 }
 
 /** Where an engine keeps what it compiles: a folder of each engine and version, which an installed one's path tells. */
-export function cacheOf(folder: string, kind: RankLaunch["engine"], engine_path: string): string {
+function cacheOf(folder: string, kind: RankLaunch["engine"], engine_path: string): string {
   return join(folder, `${kind}-${createHash("sha256").update(engine_path).digest("hex").slice(0, 16)}`);
 }
 

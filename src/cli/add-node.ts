@@ -14,7 +14,7 @@ import type { Io } from "./spec.ts";
 const PATH = "llmgw add-node";
 
 /** Where an engine of `--llamacpp-bin` is taken from, and the path the node's agent uses. */
-export interface EnginePlace {
+interface EnginePlace {
   readonly path: string;
   readonly copies: readonly Copy[];
   /** Which of the two it was, for the operator. */

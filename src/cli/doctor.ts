@@ -12,7 +12,7 @@ import type { Io } from "./spec.ts";
 const COLOURS: Readonly<Record<Verdict, number>> = { pass: 32, warn: 33, fail: 31, unknown: 35, skipped: 90 };
 
 /** Lines for people: one per check, the remedy below it; what does not apply is only counted, unless `all`. */
-export function doctorLines(report: DoctorReport, { all, color }: { all: boolean; color: boolean }): string[] {
+function doctorLines(report: DoctorReport, { all, color }: { all: boolean; color: boolean }): string[] {
   const lines: string[] = [];
   const width = Math.max(...report.checks.map((check) => check.title.length));
   for (const { title, verdict, found, source, remedy } of report.checks) {

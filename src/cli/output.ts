@@ -2,7 +2,7 @@ import { stringify } from "yaml";
 import type { FlagSpec, Io } from "./spec.ts";
 
 /** The forms data is printed in. JSON and YAML are the admin API's own documents. */
-export const OUTPUT_FORMS = ["table", "wide", "json", "yaml", "name"] as const;
+const OUTPUT_FORMS = ["table", "wide", "json", "yaml", "name"] as const;
 export type OutputForm = (typeof OUTPUT_FORMS)[number];
 
 /** The `-o` flag of commands that print data. */
@@ -99,7 +99,7 @@ export function printList<T>(io: Io, form: OutputForm, items: readonly T[], list
 }
 
 /** How one thing is printed: names and values below each other. */
-export interface Sheet {
+interface Sheet {
   readonly rows: readonly (readonly [string, string | number | null | undefined])[];
   readonly name: string;
   readonly document: unknown;

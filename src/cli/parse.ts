@@ -4,7 +4,7 @@ import type { ArgSpec, FlagSpec, FlagSpecs } from "./spec.ts";
 
 type Value = string | number | boolean | string[] | undefined;
 
-export interface Parsed {
+interface Parsed {
   readonly flags: Record<string, Value>;
   readonly args: Record<string, string | string[] | undefined>;
 }

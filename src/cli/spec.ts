@@ -32,7 +32,7 @@ export interface ArgSpec {
 export type FlagSpecs = Readonly<Record<string, FlagSpec>>;
 
 type Given<F extends FlagSpec, T> = F extends { default: string | number | boolean } | { required: true } ? T : T | undefined;
-export type FlagValue<F extends FlagSpec> = F["type"] extends "list"
+type FlagValue<F extends FlagSpec> = F["type"] extends "list"
   ? string[]
   : F["type"] extends "boolean"
     ? boolean
@@ -45,7 +45,7 @@ export type FlagValues<F extends FlagSpecs> = {
   readonly [K in keyof F]: FlagValue<F[K]>;
 };
 type ArgWord<A extends ArgSpec> = A extends { choices: readonly (infer C extends string)[] } ? C : string;
-export type ArgValues<A extends readonly ArgSpec[]> = {
+type ArgValues<A extends readonly ArgSpec[]> = {
   readonly [K in A[number] as K["name"]]: K extends { rest: true }
     ? ArgWord<K>[]
     : K extends { optional: true }

@@ -81,7 +81,7 @@ export interface Island {
   readonly proved: boolean;
 }
 
-export interface FabricWarning {
+interface FabricWarning {
   readonly code: "fabric-split" | "fabric-two-names" | "fabric-wrong-cable" | "fabric-unproved";
   readonly subject: string;
   /** A declared name it is about. */

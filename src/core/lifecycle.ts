@@ -10,7 +10,7 @@ export interface Step {
 }
 
 /** What is known of the replica's present attempt. */
-export interface Observation {
+interface Observation {
   /** Per placement, in order: its node, or null when the node is no longer known. */
   readonly nodes: readonly (NodeSeen | null)[];
   /** Requests in flight at rank 0; null when not known. */

@@ -11,7 +11,7 @@ export function stateAfterSilence(silent_ms: number): Pick<NodeSeen, "state" | "
 }
 
 /** Nodes that vanished together: more likely the network or the server than all of them. */
-export interface Freeze {
+interface Freeze {
   readonly nodes: readonly NodeId[];
   /** When the first of them was last heard. */
   readonly since_ms: number;

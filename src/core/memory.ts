@@ -2,7 +2,7 @@ import type { SizedModel } from "../protocol/catalog.ts";
 import { ENGINE_MEMORY_OVERHEAD_BYTES, GPU_CONTEXT_BYTES, GPU_ENGINE_BYTES, UNKNOWN_CONTEXT_TOKENS } from "../protocol/limits.ts";
 
 /** What one rank of a model needs. */
-export interface MemoryNeed {
+interface MemoryNeed {
   /** System memory, in bytes; 0 = not known. */
   readonly system: number;
   /** Memory of each of its GPUs, in bytes; 0 = none, or not known. */

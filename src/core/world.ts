@@ -12,7 +12,7 @@ import * as limits from "../protocol/limits.ts";
 import type { Fabrics } from "./fabrics.ts";
 import type { RankLaunch } from "../protocol/plan.ts";
 
-export type NodeState = (typeof NODE_STATES)[number];
+type NodeState = (typeof NODE_STATES)[number];
 
 /** A node as the planner sees it. */
 export interface NodeSeen {

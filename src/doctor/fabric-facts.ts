@@ -1,7 +1,7 @@
 import type { ManagerAnswer, SubnetManager } from "../hardware/subnet-managers.ts";
 
 /** A port whose subnet managers answered. */
-export interface Known {
+interface Known {
   /** `mlx5_2:1`. */
   readonly port: string;
   readonly guids: readonly string[];

@@ -46,7 +46,7 @@ export interface Smi {
 }
 
 /** Declared ports, or why the declaration cannot be. */
-export type Assigned =
+type Assigned =
   { readonly of: ReadonlyMap<string, string>; readonly ports: readonly IbPort[] } | { readonly wrong: string; readonly remedy: string };
 
 /** The machine under examination. Costly facts are read once, when the first check asks. */

@@ -73,7 +73,7 @@ export function widestFlags(engine: Engine): Flag[] {
 const isGood = ({ verdict }: FlagFinding) => verdict === "accepted" || verdict === "deprecated";
 
 /** Who was asked, and what it said beside its help. */
-export interface Asked {
+interface Asked {
   readonly subject: string;
   readonly version: string | null;
   /** See {@link EngineCheck}. */

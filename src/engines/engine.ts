@@ -42,7 +42,7 @@ export interface LaunchInput {
 }
 
 /** A file an engine reads, written for its user alone before it starts. */
-export interface PrivateFile {
+interface PrivateFile {
   readonly path: string;
   readonly text: string;
 }
@@ -98,7 +98,7 @@ export interface FlagRules {
 }
 
 /** How to get the engine's help, and whether it can be asked to read its arguments and end. */
-export interface HelpQuestion {
+interface HelpQuestion {
   /** Arguments behind the program that print all its flags. */
   readonly args: readonly string[];
   readonly env: Readonly<Record<string, string>>;

@@ -20,7 +20,7 @@ export interface HelpFlag {
  * A help text, read. `whole` says that its end was recognised: only then is a flag that is not in it missing;
  * in a text that was cut it is merely unproved. `none` means that the text lists no flags at all.
  */
-export interface Help {
+interface Help {
   readonly kind: EngineKind;
   readonly state: "whole" | "cut" | "none";
   /** Why it is not whole and what to do; "" when it is. */

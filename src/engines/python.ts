@@ -69,7 +69,7 @@ export interface LayoutNames {
 }
 
 /** Over how many GPUs each layer goes, and over how many groups of layers the model does. */
-export interface Layout {
+interface Layout {
   readonly tensor: number;
   readonly pipeline: number;
 }

@@ -92,7 +92,7 @@ export function cudaFault(gpus: readonly Gpu[], cuda: string): string {
 }
 
 /** A build for a node, or why there is none. */
-export type ChosenBuild = { readonly build: Build; readonly reason: string } | { readonly fault: string };
+type ChosenBuild = { readonly build: Build; readonly reason: string } | { readonly fault: string };
 
 /**
  * The best build for a node: with the newest CUDA toolkit that its driver runs, else for its processor.

@@ -6,7 +6,7 @@ import type { Loads } from "./loads.ts";
 import type { Routes } from "./snapshot.ts";
 import type { Upstream } from "./upstream.ts";
 
-export interface DoorCheckParts {
+interface DoorCheckParts {
   readonly routes: Routes;
   readonly loads: Loads;
   readonly upstream: Upstream;

@@ -17,7 +17,7 @@ const Named = v.object({ model: v.string() });
 /** A request id of the client's is used when it is harmless. */
 const REQUEST_ID = /^[A-Za-z0-9._-]{8,128}$/;
 
-export interface FrontParts {
+interface FrontParts {
   readonly routes: Routes;
   readonly relay: Relay;
   readonly metrics: GatewayMetrics;

@@ -26,7 +26,7 @@ import { Doors } from "./upstream.ts";
 /** The control socket's name in the run folder. */
 export const GATEWAY_SOCKET = "gateway.sock";
 
-export interface GatewayOptions {
+interface GatewayOptions {
   readonly config: ServerConfig;
   readonly log: Log;
   /** Ends the gateway once what is in flight has ended, or its bound is over. */

@@ -1,6 +1,6 @@
 /** Answers in the form OpenAI's clients understand. */
 
-export type ApiErrorCode =
+type ApiErrorCode =
   | "invalid_api_key"
   | "model_not_found"
   | "invalid_json"

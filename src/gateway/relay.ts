@@ -8,7 +8,7 @@ import type { Routes } from "./snapshot.ts";
 import type { Upstream } from "./upstream.ts";
 
 /** One request of a user, read and allowed. */
-export interface Wish extends Asked {
+interface Wish extends Asked {
   readonly method: string;
   readonly path: string;
   readonly headers: Headers;
@@ -17,7 +17,7 @@ export interface Wish extends Asked {
   readonly over: () => void;
 }
 
-export interface RelayParts extends PassageParts {
+interface RelayParts extends PassageParts {
   readonly routes: Routes;
   readonly upstream: Upstream;
 }

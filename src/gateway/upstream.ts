@@ -10,7 +10,7 @@ import { DoorConnection } from "./door-connection.ts";
 import type { Answer } from "./exchange.ts";
 
 /** A request as it goes to an engine. */
-export interface UpstreamRequest {
+interface UpstreamRequest {
   readonly method: string;
   /** Path and query. */
   readonly path: string;
@@ -29,7 +29,7 @@ export interface Upstream {
   send(target: Target, request: UpstreamRequest): Promise<UpstreamOutcome>;
 }
 
-export interface DoorsOptions {
+interface DoorsOptions {
   readonly identity: Identity;
   /** Names whose certificates are trusted no longer; asked at each request. */
   readonly revocations: () => readonly Revocation[];

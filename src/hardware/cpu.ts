@@ -1,7 +1,7 @@
 /** Features that decide which engine builds run and how fast; others are not reported. */
 const KNOWN_FEATURES = ["sse4_2", "avx", "avx2", "avx512f", "fma", "f16c", "bmi2", "asimd", "sve", "i8mm"];
 
-export interface Cpu {
+interface Cpu {
   readonly model: string;
   readonly features: readonly string[];
 }

@@ -11,9 +11,9 @@ import { parseCpuinfo, parseMeminfo } from "./cpu.ts";
 import { readGpus } from "./gpus.ts";
 import type { RunTool } from "./tool.ts";
 
-export type Hardware = Omit<Inventory, "engines">;
+type Hardware = Omit<Inventory, "engines">;
 
-export interface DiscoverOptions {
+interface DiscoverOptions {
   /** Path of nvidia-smi; searched in PATH and the usual places when absent. */
   readonly nvidia_smi?: string;
   /** The state folder: its file system is the disk that counts. */

@@ -10,7 +10,7 @@ export interface FabricDeclaration {
   readonly members: readonly { readonly device: string; readonly port: number | null }[];
 }
 
-export const FABRIC_NAME = /^[a-z0-9]([a-z0-9._-]{0,30}[a-z0-9])?$/;
+const FABRIC_NAME = /^[a-z0-9]([a-z0-9._-]{0,30}[a-z0-9])?$/;
 const DEVICE_NAME = /^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$/;
 const FORM = "write ib-b, ib-b:mlx5_2,mlx5_3 or ib-b:mlx5_2:1";
 

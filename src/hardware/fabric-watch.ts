@@ -9,7 +9,7 @@ import { askManagers, askSwitches } from "./subnet-managers.ts";
 import { runTool } from "./tool.ts";
 import type { RunTool } from "./tool.ts";
 
-export interface FabricWatchOptions {
+interface FabricWatchOptions {
   readonly ib_root?: string;
   readonly fabrics: readonly FabricDeclaration[];
   /** NUMA nodes with GPUs: adapters near them are chosen first. */

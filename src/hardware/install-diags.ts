@@ -3,14 +3,14 @@ import { REAL_IB_ROOT } from "./infiniband.ts";
 import { runTool } from "./tool.ts";
 import type { RunTool, ToolAnswer } from "./tool.ts";
 
-export const DIAGS_PACKAGE = "infiniband-diags";
+const DIAGS_PACKAGE = "infiniband-diags";
 /** A subnet manager on a compute node would take part in the fabric's election. */
 const NEVER = /^(lib)?opensm/;
 
-export type PackageManager = "apt" | "dnf";
+type PackageManager = "apt" | "dnf";
 
 /** What a package manager says it would do. */
-export interface Simulation {
+interface Simulation {
   readonly installs: readonly string[];
   readonly removes: readonly string[];
   readonly downgrades: readonly string[];
@@ -47,7 +47,7 @@ export function refuseInstall({ installs, removes, downgrades }: Simulation): st
   return installs.includes(DIAGS_PACKAGE) ? null : `the package manager offers no ${DIAGS_PACKAGE}`;
 }
 
-export type InstallOutcome = { readonly done: string } | { readonly not: string };
+type InstallOutcome = { readonly done: string } | { readonly not: string };
 
 /**
  * Makes sure that subnet managers can be asked: installs infiniband-diags where it is missing, and loads ib_umad. Only as root and only

@@ -1,5 +1,5 @@
 /** What one rank of a gang must know to use its fabric and nothing else. */
-export interface LaunchNetwork {
+interface LaunchNetwork {
   /** `mlx5_2:1`, the node's own names of its ports on the gang's fabric; empty = no fabric. */
   readonly ports: readonly string[];
   /** Network interface that reaches the other ranks: `eth0`. */

@@ -4,7 +4,7 @@ import type { Gpu } from "../protocol/inventory.ts";
  * nvidia-smi is asked in tiers, because one field it does not know voids the whole answer. Each tier begins with `index` and has its own
  * number of columns, so that an answer to another question is never taken for this one.
  */
-export const TIERS = {
+const TIERS = {
   /** Enough to run a fleet: known to every driver in use. */
   base: ["index", "uuid", "pci.bus_id", "name", "driver_version", "memory.total", "memory.used", "mig.mode.current"],
   more: ["index", "compute_cap", "persistence_mode", "temperature.gpu"],

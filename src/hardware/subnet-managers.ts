@@ -18,7 +18,7 @@ export type ManagerAnswer =
 const STATES: readonly SubnetManager["state"][] = ["not active", "discovering", "standby", "master"];
 
 /** A GUID as `0x` and 16 lower-case hex digits. */
-export function guidOf(text: string): string {
+function guidOf(text: string): string {
   return `0x${text.toLowerCase().replace(/^0x/, "").padStart(16, "0")}`;
 }
 

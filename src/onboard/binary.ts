@@ -23,7 +23,7 @@ export function architectureOfProgram(head: Uint8Array): "amd64" | "arm64" | nul
   return MACHINES[Buffer.from(head).readUInt16LE(18)] ?? null;
 }
 
-export interface BinarySource {
+interface BinarySource {
   /** Files of `--binary`. */
   readonly given: readonly string[];
   /** This program when it is a built binary; null when it runs from its sources. */

@@ -91,7 +91,7 @@ export interface Room {
 }
 
 /** How the machine's own list of authorities is kept. */
-export interface TrustStore {
+interface TrustStore {
   readonly tool: string;
   /** The file our authority goes into. */
   readonly file: string;

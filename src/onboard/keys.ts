@@ -12,7 +12,7 @@ export interface Credential {
   readonly method: (user: string) => AnyAuthMethod;
 }
 
-export interface CredentialSource {
+interface CredentialSource {
   /** A key file of `--ssh-key`; null = the agent and the usual files. */
   readonly key_file: string | null;
   /** Socket of an ssh agent; null when there is none. */

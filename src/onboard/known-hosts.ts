@@ -5,7 +5,7 @@ import { readIfThere, writeAtomic } from "../os/files.ts";
 import { messageOf, OperatorError } from "../protocol/errors.ts";
 
 /** One usable line of a known_hosts file (sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT"). */
-export interface KnownHost {
+interface KnownHost {
   readonly file: string;
   /** Counts from 1. */
   readonly line: number;
@@ -47,12 +47,12 @@ function matchesPattern(pattern: string, name: string): boolean {
 }
 
 /** Whether a line speaks of a host: one pattern matches, and no negated one does. */
-export function speaksOf({ patterns }: KnownHost, name: string): boolean {
+function speaksOf({ patterns }: KnownHost, name: string): boolean {
   const denied = patterns.some((pattern) => pattern.startsWith("!") && matchesPattern(pattern.slice(1), name));
   return !denied && patterns.some((pattern) => !pattern.startsWith("!") && matchesPattern(pattern, name));
 }
 
-export type HostKeyVerdict =
+type HostKeyVerdict =
   | { readonly verdict: "known" }
   | { readonly verdict: "unknown" }
   | { readonly verdict: "changed"; readonly entries: readonly KnownHost[] }

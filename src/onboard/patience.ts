@@ -10,7 +10,7 @@ export interface SshTrouble {
 }
 
 /** What ssh2 says of a failed connection. */
-export interface SshFault {
+interface SshFault {
   readonly level?: string | undefined;
   readonly code?: string | undefined;
   readonly message: string;
@@ -36,7 +36,7 @@ export function troubleOf({ level, code, message }: SshFault): SshTrouble {
 }
 
 /** What happened so far, in ms of one clock. */
-export interface Waiting {
+interface Waiting {
   readonly started_ms: number;
   readonly now_ms: number;
   /** How long the operator lets us wait. */

@@ -12,7 +12,7 @@ export function architectureOf({ arch }: Pick<NodeFacts, "arch">): "amd64" | "ar
   return ARCHITECTURES[arch] ?? null;
 }
 
-export interface Wanted {
+interface Wanted {
   readonly node: string;
   /** Bytes of the binary that is to be uploaded. */
   readonly binary_bytes: number;

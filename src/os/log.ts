@@ -1,7 +1,7 @@
 import type { LogLevel } from "../protocol/config.ts";
 
 /** What a log line may carry besides its text. Never keys, tokens or prompts. */
-export type LogFields = Readonly<Record<string, string | number | boolean | null | undefined>>;
+type LogFields = Readonly<Record<string, string | number | boolean | null | undefined>>;
 
 /** One event a line on stderr; `component` says which part of llmgw speaks. */
 export interface Log {
@@ -28,7 +28,7 @@ function render(format: "text" | "json", level: LogLevel, text: string, fields: 
   return `${now.toISOString()} ${level.padEnd(5)} ${/\p{C}/u.test(text) ? JSON.stringify(text) : text}${tail}`;
 }
 
-export interface LogOptions {
+interface LogOptions {
   readonly level: LogLevel;
   readonly format: "text" | "json";
   /** Where lines go; stderr when absent. */

@@ -11,7 +11,7 @@ export interface Ran {
 }
 
 /** Bounds of one run. */
-export interface RunBounds {
+interface RunBounds {
   readonly env: NodeJS.ProcessEnv;
   readonly cwd: string;
   readonly within_ms: number;

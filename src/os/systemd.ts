@@ -10,7 +10,7 @@ export function hasSystemd(): boolean {
 }
 
 /** A service that lives as long as its first process. */
-export interface TransientService {
+interface TransientService {
   /** Without `.service`. */
   readonly name: string;
   readonly slice: string;

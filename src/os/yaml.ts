@@ -7,7 +7,7 @@ import { CONFIG_FILE_BYTES, YAML_ALIASES_COUNT } from "../protocol/limits.ts";
 import { nearest } from "../protocol/nearest.ts";
 
 /** One thing wrong in a YAML file. Lines and columns count from 1. */
-export interface Fault {
+interface Fault {
   readonly line: number;
   readonly column: number;
   readonly what: string;
@@ -15,8 +15,7 @@ export interface Fault {
   readonly remedy: string | null;
 }
 
-export type Checked<T> =
-  { readonly value: T; readonly faults: null } | { readonly value: null; readonly faults: readonly [Fault, ...Fault[]] };
+type Checked<T> = { readonly value: T; readonly faults: null } | { readonly value: null; readonly faults: readonly [Fault, ...Fault[]] };
 
 interface Source {
   readonly document: Document.Parsed;

@@ -7,7 +7,7 @@ import { CLIENT_AUTH, organisationOf, SERVER_AUTH } from "./certificate.ts";
 const ALGORITHM = { name: "ECDSA", namedCurve: "P-256", hash: "SHA-256" } as const;
 const DAY_MS = 86_400_000;
 /** The authority lives 10 years, everything else one. */
-export const AUTHORITY_DAYS = 3_653;
+const AUTHORITY_DAYS = 3_653;
 export const CERTIFICATE_DAYS = 365;
 /** Certificates start this long before they were issued, for clocks that are behind. */
 const BACKDATE_MS = DAY_MS;
@@ -119,7 +119,7 @@ export async function makeRequest(name: string, role: Role, key: string): Promis
 }
 
 /** What a request says once its signature is checked: the common name, and the public key (SPKI, DER). */
-export type CertificateRequest = { readonly name: string; readonly public_key: Buffer };
+type CertificateRequest = { readonly name: string; readonly public_key: Buffer };
 
 /** Reads a request; says why when it is not one signed with a P-256 key of its own. */
 export async function readRequest(csr: string): Promise<CertificateRequest | { readonly unreadable: string }> {

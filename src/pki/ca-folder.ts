@@ -118,7 +118,7 @@ export async function openAuthority(folder: string): Promise<KeyedCertificate> {
   return { cert, key };
 }
 
-export interface IssueOptions {
+interface IssueOptions {
   /** The authority's folder. */
   readonly folder: string;
   readonly subject: Subject;
@@ -131,7 +131,7 @@ export interface IssueOptions {
 }
 
 /** Files that were written. */
-export interface Issued {
+interface Issued {
   readonly ca: string;
   readonly cert: string;
   /** Null when the key stayed where its request came from. */

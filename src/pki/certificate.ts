@@ -32,7 +32,7 @@ export function organisationOf(role: Role): string {
 }
 
 /** The role an organisation names, or null. */
-export function roleOf(organisation: string | undefined): Role | null {
+function roleOf(organisation: string | undefined): Role | null {
   if (!organisation?.startsWith(ROLE_PREFIX)) return null;
   const word = organisation.slice(ROLE_PREFIX.length);
   return ROLES.find((role) => role === word) ?? null;

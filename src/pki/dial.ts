@@ -8,13 +8,13 @@ import type { Identity } from "./identity.ts";
 import { refuseUnsafeEnvironment } from "./listener.ts";
 
 /** Whom a client means to speak to. */
-export interface Expectation {
+interface Expectation {
   readonly role: Role;
   /** Common name; any of that role when absent. */
   readonly name?: string;
 }
 
-export interface DialInit {
+interface DialInit {
   readonly method?: string;
   readonly headers?: Record<string, string> | Headers;
   readonly body?: NonNullable<RequestInit["body"]> | null;

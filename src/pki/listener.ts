@@ -14,7 +14,7 @@ import type { Identity } from "./identity.ts";
 import type { Peer, Trust } from "./trust.ts";
 
 /** Own timers of a door, in ms; Bun applies none to sockets that are handed over. */
-export interface DoorTimers {
+interface DoorTimers {
   readonly handshake_ms: number;
   readonly headers_ms: number;
   readonly body_ms: number;

@@ -16,7 +16,7 @@ export interface Peer {
 }
 
 /** Why a certificate was not admitted, and what is known of it for the log. */
-export interface Refusal {
+interface Refusal {
   readonly refused: string;
   readonly code: ErrorCode;
   readonly name: string;

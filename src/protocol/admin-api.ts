@@ -116,7 +116,7 @@ export const EngineList = v.object({
 });
 export type EngineList = v.InferOutput<typeof EngineList>;
 
-export const REPLICA_STATES = ["pending", "fetching", "starting", "ready", "draining", "stopping", "failed", "gone"] as const;
+const REPLICA_STATES = ["pending", "fetching", "starting", "ready", "draining", "stopping", "failed", "gone"] as const;
 export const ReplicaState = v.picklist(REPLICA_STATES);
 export type ReplicaState = v.InferOutput<typeof ReplicaState>;
 

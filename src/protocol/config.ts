@@ -3,7 +3,7 @@ import { EngineVersion } from "./engine-release.ts";
 import { NodeId, type InstallableKind } from "./ids.ts";
 
 /** `host:port`, IPv6 in brackets. */
-export const HostPort = v.pipe(v.string(), v.regex(/^(\[[0-9a-fA-F:.]+\]|[^:\s]+):\d{1,5}$/, "write host:port"));
+const HostPort = v.pipe(v.string(), v.regex(/^(\[[0-9a-fA-F:.]+\]|[^:\s]+):\d{1,5}$/, "write host:port"));
 export const LogLevel = v.picklist(["error", "warn", "info", "debug"]);
 export type LogLevel = v.InferOutput<typeof LogLevel>;
 const Log = v.strictObject({ level: v.optional(LogLevel, "info"), format: v.optional(v.picklist(["text", "json"]), "text") });

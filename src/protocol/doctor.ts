@@ -1,7 +1,7 @@
 import * as v from "valibot";
 
 /** `unknown`: it could not be read, which is neither good nor bad. `skipped`: it does not apply here. */
-export const VERDICTS = ["pass", "warn", "fail", "unknown", "skipped"] as const;
+const VERDICTS = ["pass", "warn", "fail", "unknown", "skipped"] as const;
 export type Verdict = (typeof VERDICTS)[number];
 
 /** What one check of `llmgw doctor` found. */

@@ -5,7 +5,7 @@ import { EngineKind } from "./ids.ts";
  * What an engine's help proves of one flag. `unproved`: the text is not whole, and the flag is in no part of it.
  * Only `accepted` and `deprecated` are good.
  */
-export const FLAG_VERDICTS = ["accepted", "deprecated", "missing", "removed", "bad-value", "unproved"] as const;
+const FLAG_VERDICTS = ["accepted", "deprecated", "missing", "removed", "bad-value", "unproved"] as const;
 export type FlagVerdict = (typeof FLAG_VERDICTS)[number];
 
 export const FlagFinding = v.object({

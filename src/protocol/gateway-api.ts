@@ -44,7 +44,7 @@ export const Snapshot = v.object({
 });
 export type Snapshot = v.InferOutput<typeof Snapshot>;
 
-export const TargetLoad = v.object({
+const TargetLoad = v.object({
   replica: ReplicaId,
   attempt: AttemptId,
   in_flight: Count,

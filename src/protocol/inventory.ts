@@ -5,7 +5,7 @@ import { Bytes, Count, EngineKind } from "./ids.ts";
 import { ModelShape } from "./model-shape.ts";
 
 /** A reading that may be missing: the value, or why there is none. */
-export function reading<S extends v.GenericSchema>(value: S) {
+function reading<S extends v.GenericSchema>(value: S) {
   return v.union([v.object({ value }), v.object({ absent: v.string() })]);
 }
 
@@ -76,7 +76,7 @@ export const WeightsSeen = v.object({
 });
 export type WeightsSeen = v.InferOutput<typeof WeightsSeen>;
 
-export const Warning = v.object({ code: v.string(), text: v.string() });
+const Warning = v.object({ code: v.string(), text: v.string() });
 
 /** What a node is and has, as its agent last saw it. */
 export const Inventory = v.object({

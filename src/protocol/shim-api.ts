@@ -28,7 +28,7 @@ export const ATTEMPT_HEADER = "x-llmgw-attempt";
 /** On answers that are the door's own and not the engine's: why the request was not passed on. */
 export const DOOR_REFUSED_HEADER = "x-llmgw-refused";
 /** Why a door refuses. Only with `engine-closed` can the engine have seen the request. */
-export const DOOR_REFUSALS = ["other-attempt", "not-allowed", "not-ready", "engine-closed"] as const;
+const DOOR_REFUSALS = ["other-attempt", "not-allowed", "not-ready", "engine-closed"] as const;
 export type DoorRefusal = (typeof DOOR_REFUSALS)[number];
 
 /** The file `spec.json` (0600) an agent writes for a shim before it starts it: `llmgw shim --spec FILE`. */

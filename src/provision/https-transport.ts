@@ -6,7 +6,7 @@ import { PVE_ANSWER_BYTES, PVE_ANSWER_MS, PVE_GET_TRIES_COUNT } from "../protoco
 import { AnswerLost, PveError, refusalText, type PveMethod, type PveParameters, type PveTransport } from "./pve.ts";
 
 /** Whom to believe to be Proxmox. */
-export interface PveTrust {
+interface PveTrust {
   /** PEM; null = the system's authorities. */
   readonly ca: string | null;
   /** SHA-256 of its certificate, `AA:BB:...`; null = not pinned. */

@@ -7,7 +7,7 @@ import { NodeId } from "../protocol/ids.ts";
 const NUMBERS: readonly (keyof ProvisionFile)[] = ["vmid", "cores", "memory", "disk", "vlan", "mtu"];
 
 /** Debian 13's generic cloud image; what it was published with. Source: its folder's SHA512SUMS. */
-export const DEFAULT_IMAGE = {
+const DEFAULT_IMAGE = {
   url: "https://cloud.debian.org/images/cloud/trixie/20260914-2601/debian-13-genericcloud-amd64-20260914-2601.qcow2",
   checksum: [
     "sha512:95e110dfcdbd0ed8a82a75ed9579802f9950cabf51a810dcc6388e81bc778188",

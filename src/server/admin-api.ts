@@ -16,7 +16,7 @@ import type { Operations } from "./operations.ts";
 import type { KeyRow, Store } from "./store.ts";
 import { fabricViews, keyView, modelViews, nodeViews, replicaViews, statusView, type GatewaySeen } from "./views.ts";
 
-export interface AdminApiParts {
+interface AdminApiParts {
   readonly fleet: Fleet;
   readonly store: Store;
   readonly log: Log;

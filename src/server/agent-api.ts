@@ -16,7 +16,7 @@ import { pathsOf } from "./models.ts";
 import { decideJoin, refuseOlderJoin, type Session } from "./sessions.ts";
 import type { Store, StoredNode } from "./store.ts";
 
-export interface AgentApiParts {
+interface AgentApiParts {
   readonly fleet: Fleet;
   readonly store: Store;
   readonly log: Log;

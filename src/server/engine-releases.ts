@@ -20,7 +20,7 @@ type Project = keyof typeof PROJECTS;
 
 const Kept = v.object({ recipe: Recipe });
 
-export interface EngineReleasesOptions {
+interface EngineReleasesOptions {
   /** Where what was found out is kept: a version never means anything else. */
   readonly folder: string;
   readonly log: Log;

@@ -15,7 +15,7 @@ import {
 } from "../protocol/limits.ts";
 import type { PlanVersion } from "../protocol/plan.ts";
 
-export interface GatewayLinkOptions {
+interface GatewayLinkOptions {
   /** The gateway's control socket. */
   readonly socket: string;
   /** server.yaml, for the gateway this server starts; null when another starts it. */

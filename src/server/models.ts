@@ -6,7 +6,7 @@ import { sourceOf } from "../weights/source.ts";
 import type { ModelScale } from "./store.ts";
 
 /** What a node calls the weights of an entry in its inventory; null for an entry without weights. */
-export function nameOnNode({ source, sha256, size }: ModelSpec): string | null {
+function nameOnNode({ source, sha256, size }: ModelSpec): string | null {
   if (source === undefined) return null;
   const found = sourceOf({ source, ...(sha256 !== undefined && { sha256 }), ...(size !== undefined && { size }) });
   return found.kind === "path" ? found.path : found.key;

@@ -9,7 +9,7 @@ import { IDS } from "./reconcile.ts";
 import type { NodeIntent, Store } from "./store.ts";
 import { worldOf, type GatewayCounts } from "./world.ts";
 
-export interface OperationsParts {
+interface OperationsParts {
   readonly fleet: Fleet;
   readonly store: Store;
   readonly now: () => number;

@@ -17,7 +17,7 @@ export const IDS: Ids = {
   attempt: () => randomBytes(8).toString("hex"),
 };
 
-export interface ReconcileParts {
+interface ReconcileParts {
   readonly fleet: Fleet;
   readonly store: Store;
   readonly log: Log;

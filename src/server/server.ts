@@ -32,7 +32,7 @@ import { snapshotOf } from "./snapshot.ts";
 import { SourceHeads } from "./source-heads.ts";
 import { Store, type KeyRow } from "./store.ts";
 
-export interface ServerOptions {
+interface ServerOptions {
   readonly config_file: string;
   readonly config: ServerConfig;
   readonly log: Log;

@@ -20,7 +20,7 @@ export interface Session {
 }
 
 /** The machine that a node was last heard from. */
-export interface Holder {
+interface Holder {
   readonly machine_id: string;
   readonly address: string;
   readonly last_seen_ms: number;

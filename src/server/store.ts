@@ -93,7 +93,7 @@ const KeyRow = v.object({
 export type KeyRow = v.InferOutput<typeof KeyRow>;
 
 /** A decision that is to outlive the server. */
-export interface Commit {
+interface Commit {
   readonly version: PlanVersion;
   readonly changed: readonly Replica[];
   readonly gone: readonly ReplicaId[];
@@ -101,7 +101,7 @@ export interface Commit {
 }
 
 /** What a new store has from one that is gone: who may ask, and who is refused. */
-export type Heritage = Pick<Snapshot, "keys" | "revocations">;
+type Heritage = Pick<Snapshot, "keys" | "revocations">;
 
 /** What the server remembers. Every method is one transaction or one statement. */
 export class Store {

@@ -5,7 +5,7 @@ import type { RankLog } from "./rank-log.ts";
 import type { RankState } from "./rank-state.ts";
 
 /** What an agent can ask of a rank. */
-export interface ControlledRank {
+interface ControlledRank {
   readonly spec: ShimSpec;
   readonly state: RankState;
   readonly log: RankLog;

@@ -23,7 +23,7 @@ const NOT_PASSED_ON = new Set([
 ]);
 
 /** What the door needs of its rank. */
-export interface DoorRank {
+interface DoorRank {
   readonly attempt: string;
   /** Null until the engine's place is known. */
   readonly engine: () => EngineLink | null;

@@ -4,7 +4,7 @@ import { launchEnvironment } from "../hardware/launch-environment.ts";
 import type { GangLaunch, RankLaunch } from "../protocol/plan.ts";
 
 /** The network interface that has an address, or null when none has. */
-export function interfaceOf(address: string, interfaces: ReturnType<typeof networkInterfaces> = networkInterfaces()): string | null {
+function interfaceOf(address: string, interfaces: ReturnType<typeof networkInterfaces> = networkInterfaces()): string | null {
   const found = Object.entries(interfaces).find(([, addresses]) => addresses?.some((each) => each.address === address));
   // Linux answers on all of 127.0.0.0/8 by the one loopback interface, which lists 127.0.0.1 alone.
   return found?.[0] ?? (address.startsWith("127.") ? "lo" : null);

@@ -12,7 +12,7 @@ export interface Look {
 }
 
 /** What is remembered from one look to the next. */
-export interface Liveness {
+interface Liveness {
   readonly at_ms: number;
   readonly mark: string | null;
   /** How long the engine has owed answers without getting on, in all. Time in which it owed nothing does not count, nor does it end it. */

@@ -37,7 +37,7 @@ import { RankState } from "./rank-state.ts";
 import { watchVitals } from "./vitals-watch.ts";
 
 /** The file an ended attempt leaves in its folder. */
-export const EXIT_FILE = "exit.json";
+const EXIT_FILE = "exit.json";
 
 /** What the shim itself has to say; the agent sends its stderr there too. */
 const SHIM_LOG = "shim.log";

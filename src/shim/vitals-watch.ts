@@ -4,7 +4,7 @@ import { ENGINE_WORKS_SHARE, VITALS_INTERVAL_MS } from "../protocol/limits.ts";
 import { afterLook, alive } from "./liveness.ts";
 
 /** What of a rank shows whether its engine gets on. */
-export interface WatchedRank {
+interface WatchedRank {
   readonly vitals: Vitals;
   /** Bound of the time in which it owes answers and gets on with none, in ms. */
   readonly stuck_ms: number;

@@ -3,7 +3,7 @@ import { GGUF_ENTRIES_COUNT, MODEL_LAYERS_COUNT } from "../protocol/limits.ts";
 import { ModelShape } from "../protocol/model-shape.ts";
 
 /** A header as far as it was read: `more` asks for more of the file's beginning. */
-export type GgufHead = { readonly shape: ModelShape; readonly files: number } | { readonly more: true } | { readonly fault: string };
+type GgufHead = { readonly shape: ModelShape; readonly files: number } | { readonly more: true } | { readonly fault: string };
 
 /** Kinds of metadata values (GGUF specification): bytes of a number, or how to read it. */
 const NUMBERS: Readonly<Record<number, { readonly bytes: number; read(view: DataView, at: number): number }>> = {

@@ -24,7 +24,7 @@ const { config, context } = reachFlags;
 const MASKED = "(a private key, not shown)";
 
 /** A context without its private key; a path to one is no secret. */
-export function masked(shown: Context): Context {
+function masked(shown: Context): Context {
   return { ...shown, key: isPem(shown.key) ? MASKED : shown.key };
 }
 

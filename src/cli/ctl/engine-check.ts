@@ -47,7 +47,7 @@ async function textOf(file: string, io: Io): Promise<string> {
 }
 
 /** The lines for people: what was asked, what speaks against the whole, then each flag that is not simply taken, or all of them. */
-export function checkLines(check: EngineCheck, all: boolean): string[] {
+function checkLines(check: EngineCheck, all: boolean): string[] {
   const { engine, subject, version, help, warnings, flags, trial, passed } = check;
   const shown = flags.filter(({ verdict }) => all || (verdict !== "accepted" && !(help === "none" && verdict === "unproved")));
   const sorted = ORDER.flatMap((verdict) => shown.filter((finding) => finding.verdict === verdict));

@@ -19,7 +19,7 @@ interface Seen {
 type Look = (client: AdminClient) => Promise<Seen>;
 
 /** How to look at one thing: `model/NAME` or `node/NAME`. */
-export function lookAt(subject: string): Look {
+function lookAt(subject: string): Look {
   const [, kind, name] = /^(model|node)\/(.+)$/.exec(subject) ?? [];
   if (kind === undefined || name === undefined) {
     throw new OperatorError(

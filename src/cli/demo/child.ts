@@ -14,7 +14,7 @@ export interface Child {
   stop(): Promise<void>;
 }
 
-export interface ChildOptions {
+interface ChildOptions {
   readonly name: string;
   readonly argv: readonly [string, ...string[]];
   readonly log: string;
@@ -55,7 +55,7 @@ export async function startChild({ name, argv, log, env }: ChildOptions): Promis
 }
 
 /** The last lines of a log, without blank ones. */
-export async function lastLines(log: string, count: number): Promise<string[]> {
+async function lastLines(log: string, count: number): Promise<string[]> {
   const text = await readFile(log, "utf8").catch(() => "");
   const lines = text.split("\n").filter((line) => line.trim() !== "");
   return lines.slice(-count);

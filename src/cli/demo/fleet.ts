@@ -12,7 +12,7 @@ import { writeCatalog, type DemoFolder } from "./folder.ts";
 
 const KEY_NAME = "demo";
 
-export interface DemoFleet {
+interface DemoFleet {
   readonly client: AdminClient;
   readonly children: readonly Child[];
   /** Rejects with an OperatorError when a child ends on its own. */

@@ -24,7 +24,7 @@ export type Remembered = v.InferOutput<typeof Remembered>;
 
 const MEMORY = "demo.yaml";
 
-export interface DemoNode {
+interface DemoNode {
   readonly id: string;
   /** Its own loopback address, so that nodes do not share ports. */
   readonly address: string;
@@ -44,7 +44,7 @@ export interface DemoFolder {
   readonly memory: Memory;
 }
 
-export interface DemoPlan {
+interface DemoPlan {
   readonly root: string;
   readonly run: string;
   readonly nodes: number;
@@ -117,10 +117,10 @@ const plainModel = { replicas: 1, nodes: 1, gpus: 0, embeddings: false, args: {}
 /** The model of the simulated engine, a replica per node up to two. */
 export const simModel = (nodes: number): ModelSpec => ({ ...plainModel, name: "sim-small", engine: "sim", replicas: Math.min(2, nodes) });
 
-export const nodeIds = (count: number): string[] => Array.from({ length: count }, (_, index) => `node-${index + 1}`);
+const nodeIds = (count: number): string[] => Array.from({ length: count }, (_, index) => `node-${index + 1}`);
 
 /** 127.0.0.2 for the first node, and on. */
-export const nodeAddress = (index: number): string => `127.0.0.${index + 2}`;
+const nodeAddress = (index: number): string => `127.0.0.${index + 2}`;
 
 async function writeNode(plan: DemoPlan, id: string, index: number): Promise<DemoNode> {
   const folder = join(plan.root, "nodes", id);
