@@ -125,7 +125,6 @@ export class NodeEngines {
         },
       ];
     }
-    if (path === undefined && !this.#wanted.some((each) => each.kind === kind)) return [];
     if (path === undefined) return [];
     return [{ kind, version: "", path, origin: "path", offered: false, reason: choice?.reason ?? "it is being checked" }];
   }

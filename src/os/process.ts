@@ -80,7 +80,6 @@ const processIds = async (): Promise<number[]> => (await readdir("/proc")).map(N
 
 const readProc = (pid: number, file: string): Promise<string> => readFile(`/proc/${pid}/${file}`, "utf8").catch(() => "");
 
-/** A user of this machine. */
 /**
  * Memory that the processes of a session hold, in bytes; what they share among them counts once. Null when there are none,
  * or they belong to somebody else.
@@ -95,6 +94,7 @@ export async function memoryOfSession(session: number): Promise<number | null> {
   return kib === 0 ? null : kib * 1_024;
 }
 
+/** A user of this machine. */
 export interface UnixUser {
   readonly name: string;
   readonly uid: number;
