@@ -13,8 +13,8 @@ export interface Found {
   readonly fault: string;
 }
 
-/** Bytes of a file from its beginning. */
-type ReadHead = (bytes: number) => Promise<Uint8Array>;
+/** Bytes of a file from its beginning, at most so many, and the size of the whole; 0 when that is not told. */
+type ReadHead = (bytes: number) => Promise<{ readonly head: Uint8Array; readonly file_bytes: number }>;
 
 /** Looks at weights on this machine: a GGUF file, the first part of a split one, or a folder of safetensors. Never rejects. */
 export async function lookAt(path: string): Promise<Found> {
@@ -35,9 +35,9 @@ async function fileAt(path: string): Promise<Found> {
     const read: ReadHead = async (bytes) => {
       const buffer = Buffer.alloc(Math.min(bytes, size));
       const { bytesRead } = await file.read(buffer, 0, buffer.length, 0);
-      return buffer.subarray(0, bytesRead);
+      return { head: buffer.subarray(0, bytesRead), file_bytes: size };
     };
-    const head = await headOf(read, size);
+    const head = await headOf(read);
     // What it is for the engine to judge.
     if (head === null) return { shape: null, fault: "" };
     return head.files === 1 ? { shape: head.shape, fault: "" } : await splitAt(path, head.shape, head.files);
@@ -64,12 +64,14 @@ async function splitAt(path: string, shape: ModelShape, files: number): Promise<
   return { shape: { ...shape, weights_bytes }, fault: "" };
 }
 
-/** @returns null for what is not GGUF, or has no header that can be read */
-async function headOf(read: ReadHead, file_bytes: number) {
+/** @returns null for what is not GGUF, has no header that can be read, or does not tell its size */
+async function headOf(read: ReadHead) {
   for (let bytes = GGUF_FIRST_READ_BYTES; ; bytes *= 4) {
-    const head = readGguf(await read(Math.min(bytes, GGUF_HEAD_BYTES)), file_bytes);
-    if ("shape" in head) return head;
-    if ("fault" in head || bytes >= GGUF_HEAD_BYTES) return null;
+    const { head, file_bytes } = await read(Math.min(bytes, GGUF_HEAD_BYTES));
+    if (file_bytes === 0) return null;
+    const found = readGguf(head, file_bytes);
+    if ("shape" in found) return found;
+    if ("fault" in found || bytes >= GGUF_HEAD_BYTES) return null;
   }
 }
 
@@ -103,28 +105,19 @@ async function jsonAt(path: string): Promise<unknown> {
  * @throws Error when the source does not answer as it should; it may later
  */
 export async function shapeAtUrl(url: string, signal: AbortSignal): Promise<ModelShape | null> {
-  let size = 0;
   const read: ReadHead = async (bytes) => {
     const stop = new AbortController();
     const over = AbortSignal.any([signal, stop.signal, AbortSignal.timeout(WEIGHTS_HEAD_MS)]);
     const response = await fetch(url, { headers: { range: `bytes=0-${bytes - 1}`, "accept-encoding": "identity" }, signal: over });
     if (response.status !== 200 && response.status !== 206) throw new Error(`it answered ${response.status} ${response.statusText}`.trim());
     const total = /\/(\d+)$/.exec(response.headers.get("content-range") ?? "")?.[1] ?? response.headers.get("content-length");
-    size = Number(total ?? 0) || 0;
     try {
-      return await firstBytes(response, bytes);
+      return { head: await firstBytes(response, bytes), file_bytes: Number(total ?? 0) || 0 };
     } finally {
       stop.abort();
     }
   };
-  const first = await read(GGUF_FIRST_READ_BYTES);
-  if (size === 0) return null;
-  let at_hand: Uint8Array | null = first;
-  const head = await headOf(async (bytes) => {
-    const given = at_hand ?? (await read(bytes));
-    at_hand = null;
-    return given;
-  }, size);
+  const head = await headOf(read);
   return head?.files === 1 ? head.shape : null;
 }
 
