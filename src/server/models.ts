@@ -6,9 +6,18 @@ import { sourceOf } from "../weights/source.ts";
 import type { ModelScale } from "./store.ts";
 
 /** What a node calls the weights of an entry in its inventory; null for an entry without weights. */
-function nameOnNode({ source, sha256, size }: ModelSpec): string | null {
+function nameOnNode(spec: ModelSpec): string | null {
+  let name = NAMES.get(spec);
+  if (name === undefined) NAMES.set(spec, (name = makeName(spec)));
+  return name;
+}
+
+/** Names of entries that were asked for before, each with a digest to make: entries are never changed. */
+const NAMES = new WeakMap<ModelSpec, string | null>();
+
+function makeName({ source, sha256 }: ModelSpec): string | null {
   if (source === undefined) return null;
-  const found = sourceOf({ source, ...(sha256 !== undefined && { sha256 }), ...(size !== undefined && { size }) });
+  const found = sourceOf({ source, ...(sha256 !== undefined && { sha256 }) });
   return found.kind === "path" ? found.path : found.key;
 }
 
