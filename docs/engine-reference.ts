@@ -1,48 +1,19 @@
 /** The page of engines in docs/reference/, made from the same functions that start them. */
 import type { Engine, EngineCommand, StopStep } from "../src/engines/engine.ts";
 import { ENGINES } from "../src/engines/registry.ts";
-import type { RankLaunch } from "../src/protocol/plan.ts";
+import { sampleLaunch } from "../src/engines/sample-launch.ts";
 
 const PROGRAMS: Readonly<Record<string, string>> = { llamacpp: "llama-server", vllm: "vllm", sglang: "python" };
-const ATTEMPT = "0123456789abcdef";
 
-/** A launch as a node of an example has it: rank 0 of one, or rank `rank` of two. */
-function launchOf(kind: Engine["kind"], gpus: number, rank: number | null): RankLaunch {
-  return {
-    attempt: ATTEMPT,
-    replica: "model-abcde",
-    model: "model",
-    rank: rank ?? 0,
-    ranks: rank === null ? 1 : 2,
-    engine: kind,
-    door: { address: `10.0.0.${5 + (rank ?? 0)}`, port: 20_001 },
-    gpus: Array.from({ length: gpus }, (_, index) => `GPU-${index}`),
-    weights: null,
-    context: 32_768,
-    parallel: 8,
-    embeddings: false,
-    args: {},
-    start_deadline_ms: 0,
-    ...(rank !== null && {
-      gang: {
-        master: { address: "10.0.0.5", port: 20_010 },
-        ports: { first: 20_010, count: 16 },
-        island: "ib-a",
-        adapters: ["mlx5_0:1"],
-        imex_failed: false,
-      },
-    }),
-  };
-}
-
-function commandOf(engine: Engine, gpus: number, rank: number | null): EngineCommand {
+function commandOf(engine: Engine, gpus: number, rank: 0 | 1 | null): EngineCommand {
+  const launch = sampleLaunch(engine.kind, gpus, rank);
   return engine.command({
-    launch: launchOf(engine.kind, gpus, rank),
+    launch,
     program: [PROGRAMS[engine.kind] ?? engine.kind],
     weights_path: "/models/model",
     endpoint:
       engine.listens === "socket"
-        ? { kind: "socket", path: `/run/llmgw/r/${ATTEMPT}/e.sock` }
+        ? { kind: "socket", path: `/run/llmgw/r/${launch.attempt}/e.sock` }
         : { kind: "loopback", port: 20_003, spare_ports: [20_004, 20_005], key: "" },
     folder: "RANK_FOLDER",
     cache: `/var/lib/llmgw/cache/${engine.kind}-HASH`,

@@ -3,40 +3,10 @@ import type { RankLaunch } from "../protocol/plan.ts";
 import type { Engine, EngineCommand, Flag } from "./engine.ts";
 import { checkFlags, readHelp } from "./help.ts";
 import { renamed } from "./renames.ts";
+import { sampleLaunch } from "./sample-launch.ts";
 
 /** Where the commands of a check are said to run; nothing of it is there. */
 const NOWHERE = "/nonexistent";
-
-/** A launch with every option of the catalog, on two nodes where the engine can be. */
-function widestLaunch({ kind, gangs }: Engine, rank: 0 | 1, more: Partial<RankLaunch>): RankLaunch {
-  const port = 20_010;
-  return {
-    attempt: "0".repeat(16),
-    replica: "check-00000",
-    model: "check",
-    rank,
-    ranks: gangs ? 2 : 1,
-    engine: kind,
-    door: { address: `192.0.2.${1 + rank}`, port: 20_001 },
-    gpus: Array.from({ length: 8 }, (_, index) => `GPU-${index}`),
-    weights: null,
-    context: 32_768,
-    parallel: 8,
-    embeddings: false,
-    args: {},
-    start_deadline_ms: 0,
-    ...(gangs && {
-      gang: {
-        master: { address: "192.0.2.1", port },
-        ports: { first: port, count: 16 },
-        island: "check",
-        adapters: ["mlx5_0:1"],
-        imex_failed: false,
-      },
-    }),
-    ...more,
-  };
-}
 
 /**
  * The widest commands llmgw would ever give an engine, made by the same function as those it starts: each rank of a gang,
@@ -45,11 +15,11 @@ function widestLaunch({ kind, gangs }: Engine, rank: 0 | 1, more: Partial<RankLa
  */
 export function widestCommands(engine: Engine, program: readonly [string, ...string[]] = [NOWHERE]): EngineCommand[] {
   const variants: readonly Partial<RankLaunch>[] = [{}, { embeddings: true }, ...engine.telling_args.map((args) => ({ args }))];
-  const ranks = engine.gangs ? ([0, 1] as const) : ([0] as const);
+  const ranks = engine.gangs ? ([0, 1] as const) : ([null] as const);
   return variants.flatMap((more) =>
     ranks.map((rank) =>
       engine.command({
-        launch: widestLaunch(engine, rank, more),
+        launch: { ...sampleLaunch(engine.kind, 8, rank), ...more },
         program,
         weights_path: `${NOWHERE}/model`,
         endpoint:
