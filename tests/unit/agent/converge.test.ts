@@ -2,23 +2,9 @@ import { describe, expect, test } from "bun:test";
 import fc from "fast-check";
 import { converge, type Action, type Observed } from "../../../src/agent/converge.ts";
 import type { RankLaunch } from "../../../src/protocol/plan.ts";
+import { rankLaunch } from "../../fixtures/launch.ts";
 
-const launch = (n: number): RankLaunch => ({
-  attempt: n.toString(16).padStart(16, "0"),
-  replica: "m-aaaaa",
-  model: "m",
-  rank: 0,
-  ranks: 1,
-  engine: "sim",
-  door: { address: "127.0.0.1", port: 20_000 },
-  gpus: [],
-  weights: null,
-  context: null,
-  parallel: null,
-  embeddings: false,
-  args: {},
-  start_deadline_ms: 1,
-});
+const launch = (n: number): RankLaunch => rankLaunch({ attempt: n.toString(16).padStart(16, "0") });
 const seen = (n: number, phase: Observed["phase"]): Observed => ({ attempt: launch(n).attempt, phase });
 
 describe("converge", () => {

@@ -10,6 +10,7 @@ import type { Identity } from "../../../src/pki/identity.ts";
 import { AgentConfig } from "../../../src/protocol/config.ts";
 import { parseAs } from "../../../src/protocol/errors.ts";
 import type { RankLaunch } from "../../../src/protocol/plan.ts";
+import { rankLaunch } from "../../fixtures/launch.ts";
 import { freePort, until } from "../shim/rank-for-tests.ts";
 
 /** A node's folders; agents come and go in it. */
@@ -80,23 +81,7 @@ export async function testNode(identity: Identity, servers: string[], more: Part
       ends.push(() => child.kill("SIGKILL"));
       return child;
     },
-    launch: (rest = {}) => ({
-      attempt: newAttempt(),
-      replica: "demo-aaaaa",
-      model: "demo",
-      rank: 0,
-      ranks: 1,
-      engine: "sim",
-      door: { address: "127.0.0.1", port: freePort() },
-      gpus: [],
-      weights: null,
-      context: null,
-      parallel: null,
-      embeddings: false,
-      args: {},
-      start_deadline_ms: 20_000,
-      ...rest,
-    }),
+    launch: (rest = {}) => rankLaunch({ attempt: newAttempt(), door: { address: "127.0.0.1", port: freePort() }, ...rest }),
     cleanUp: async () => {
       for (const end of ends) await end();
       const attempts = await readdir(join(config.state, "ranks")).catch(() => []);

@@ -3,6 +3,7 @@ import { expect, test } from "bun:test";
 import { adopt } from "../../../src/core/adoption.ts";
 import { DEFAULT_POLICY, type NodeSeen, type World } from "../../../src/core/world.ts";
 import type { RankStatus } from "../../../src/protocol/agent-api.ts";
+import { rankLaunch } from "../../fixtures/launch.ts";
 import { inventoryOf, modelOf } from "./fleet-for-tests.ts";
 
 const MODEL = modelOf("m", { nodes: 2 });
@@ -12,23 +13,8 @@ function rankOf(start: number, rank: number): RankStatus {
   const attempt = `${start}${rank}`.padStart(16, "0");
   const ports = { first: start, count: 10 };
   const gang = { master: { address: "10.0.0.1", port: start }, ports, island: "ib-a", adapters: ["mlx5_0:1"], imex_failed: false };
-  const launch: RankStatus["launch"] = {
-    attempt,
-    replica: "m-aaaaa",
-    model: "m",
-    rank,
-    ranks: 2,
-    engine: "sim",
-    door: { address: `10.0.0.${rank + 1}`, port: start + 20 },
-    gpus: [],
-    weights: null,
-    context: null,
-    parallel: null,
-    embeddings: false,
-    args: {},
-    start_deadline_ms: 1,
-    gang,
-  };
+  const door = { address: `10.0.0.${rank + 1}`, port: start + 20 };
+  const launch = rankLaunch({ attempt, replica: "m-aaaaa", model: "m", rank, ranks: 2, door, gang });
   const about = { since_ms: 1, detail: "", engine_pid: 1, progress: null, exit: null };
   return { attempt, replica: "m-aaaaa", rank, phase: "ready", ...about, launch };
 }

@@ -2,26 +2,12 @@ import type { LaunchInput } from "../../../src/engines/engine.ts";
 import { engineOf } from "../../../src/engines/registry.ts";
 import type { EngineKind } from "../../../src/protocol/ids.ts";
 import type { RankLaunch } from "../../../src/protocol/plan.ts";
+import { rankLaunch } from "../../fixtures/launch.ts";
 
 /** The launch of a lone rank without GPUs, for tests to change. */
 export function launchOf(engine: EngineKind, more: Partial<RankLaunch> = {}): RankLaunch {
-  return {
-    attempt: "0123456789abcdef",
-    replica: "coder-abcde",
-    model: "coder",
-    rank: 0,
-    ranks: 1,
-    engine,
-    door: { address: "10.0.0.5", port: 20_001 },
-    gpus: [],
-    weights: null,
-    context: null,
-    parallel: null,
-    embeddings: false,
-    args: {},
-    start_deadline_ms: 600_000,
-    ...more,
-  };
+  const about = { replica: "coder-abcde", model: "coder", door: { address: "10.0.0.5", port: 20_001 }, start_deadline_ms: 600_000 };
+  return rankLaunch({ ...about, engine, ...more });
 }
 
 /** What the other ranks are, for rank `rank` of two. */

@@ -14,6 +14,7 @@ import type { RankLaunch } from "../../../src/protocol/plan.ts";
 import { PROTOCOL } from "../../../src/protocol/protocol.ts";
 import { ShimStatus } from "../../../src/protocol/shim-api.ts";
 import type { WrittenShimSpec } from "../../../src/protocol/shim-api.ts";
+import { rankLaunch } from "../../fixtures/launch.ts";
 import { testAuthority, type TestAuthority } from "../pki/authority-for-tests.ts";
 
 /** A real shim process with its engine, as an agent would start it. */
@@ -84,23 +85,7 @@ export async function startRank(
   const attempt =
     (BigInt(Date.now()) * 4096n + BigInt(process.pid % 4096)).toString(16).padStart(14, "0").slice(-14) +
     next.toString(16).padStart(2, "0");
-  const launch: RankLaunch = {
-    attempt,
-    replica: "demo-aaaaa",
-    model: "demo",
-    rank: 0,
-    ranks: 1,
-    engine: "sim",
-    door: { address: "127.0.0.1", port: freePort() },
-    gpus: [],
-    weights: null,
-    context: null,
-    parallel: null,
-    embeddings: false,
-    args: {},
-    start_deadline_ms: 20_000,
-    ...more,
-  };
+  const launch = rankLaunch({ attempt, door: { address: "127.0.0.1", port: freePort() }, ...more });
   const whole: WrittenShimSpec = {
     protocol: PROTOCOL,
     node: "a",
