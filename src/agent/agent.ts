@@ -25,7 +25,6 @@ import {
   DOCTOR_INTERVAL_MS,
   ENGINES_FIRST_LOOK_MS,
   INVENTORY_INTERVAL_MS,
-  LOG_TAIL_LINES_COUNT,
   REPORT_GATHER_MS,
   REPORT_INTERVAL_MS,
 } from "../protocol/limits.ts";
@@ -283,7 +282,7 @@ class Agent {
   #logOf(attempt: AttemptId, lines: number): NodeResult {
     const folder = this.#ranks.folderOf(attempt);
     if (folder === null) return { error: `attempt ${attempt} is not on this node` };
-    return { lines: tailOf(folder, Math.min(lines, LOG_TAIL_LINES_COUNT)) };
+    return { lines: tailOf(folder, lines) };
   }
 
   async #refresh(): Promise<void> {

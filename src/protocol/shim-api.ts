@@ -21,6 +21,8 @@ import { RankLaunch, Revocation } from "./plan.ts";
 
 /** Where a door says that it is there. */
 export const ALIVE_PATH = "/llmgw/alive";
+/** Where a door shows what its engine printed. */
+export const LOG_PATH = "/llmgw/log";
 
 /** Names the attempt a caller means; a shim of another attempt answers 421. */
 export const ATTEMPT_HEADER = "x-llmgw-attempt";

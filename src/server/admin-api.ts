@@ -8,7 +8,7 @@ import type { Peer } from "../pki/trust.ts";
 import { CreateKey, EngineCheckWish, NodeWish, ReplaceWish, RevokeName, ScaleWish, type CreatedKey } from "../protocol/admin-api.ts";
 import { messageOf, OperatorError } from "../protocol/errors.ts";
 import { ENGINE_CHECK_MS, LISTED_EVENTS_COUNT, LOG_TAIL_LINES_COUNT, NODE_REQUEST_MS } from "../protocol/limits.ts";
-import { ATTEMPT_HEADER } from "../protocol/shim-api.ts";
+import { ATTEMPT_HEADER, LOG_PATH } from "../protocol/shim-api.ts";
 import type { Fleet } from "./fleet.ts";
 import { engineList } from "./engine-views.ts";
 import { findRoute, goneSignal, readJson, sendJson, type Route } from "./http.ts";
@@ -227,7 +227,7 @@ export class AdminApi {
         replica.reason ? `it is ${replica.state}: ${replica.reason}` : `it is ${replica.state}`,
         "llmgw ctl replicas",
       );
-    const lines = Math.min(Math.floor(Number(query.get("lines") ?? 100)) || 0, LOG_TAIL_LINES_COUNT);
+    const lines = Math.min(Math.max(Math.floor(Number(query.get("lines") ?? 100)) || 0, 0), LOG_TAIL_LINES_COUNT);
     if (await this.#fromDoor(response, placement, lines, query.get("follow") === "1")) return;
     const deadline_ms = now() + NODE_REQUEST_MS;
     const request = { kind: "log" as const, id: randomUUID(), deadline_ms, attempt: placement.launch.attempt, lines };
@@ -246,7 +246,7 @@ export class AdminApi {
     const { address, port } = launch.door;
     const host = address.includes(":") ? `[${address}]` : address;
     try {
-      const answer = await dialer.request(`https://${host}:${port}/llmgw/log?lines=${lines}${follow ? "&follow=1" : ""}`, {
+      const answer = await dialer.request(`https://${host}:${port}${LOG_PATH}?lines=${lines}${follow ? "&follow=1" : ""}`, {
         headers: { [ATTEMPT_HEADER]: launch.attempt },
         signal: goneSignal(response),
         expect: { role: "node", name: node },

@@ -1,5 +1,4 @@
 import { parseAs } from "../protocol/errors.ts";
-import { LOG_TAIL_LINES_COUNT } from "../protocol/limits.ts";
 import { ShimTrust, StopRequest, type ShimSpec } from "../protocol/shim-api.ts";
 import type { RankLog } from "./rank-log.ts";
 import type { RankState } from "./rank-state.ts";
@@ -31,13 +30,8 @@ export function controlOf(rank: ControlledRank): (request: Request) => Promise<R
         await rank.trust(parseAs(ShimTrust, await request.json(), "the trust message"));
         return Response.json({});
       case "GET /log": {
-        const lines = Math.min(Number(url.searchParams.get("lines") ?? 100) || 0, LOG_TAIL_LINES_COUNT);
-        return new Response(
-          rank.log
-            .tail(lines)
-            .map((line) => `${line}\n`)
-            .join(""),
-        );
+        const lines = rank.log.tail(Number(url.searchParams.get("lines") ?? 100));
+        return new Response(lines.map((line) => `${line}\n`).join(""));
       }
       default:
         return new Response("no such path", { status: 404 });

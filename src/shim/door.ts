@@ -2,8 +2,8 @@ import { request as httpRequest } from "node:http";
 import type { ClientRequest, IncomingMessage, ServerResponse } from "node:http";
 import type { Socket } from "node:net";
 import type { Peer } from "../pki/trust.ts";
-import { ENGINE_CONNECT_MS, ENGINE_CONNECT_PAUSE_MS, LOG_FOLLOW_BACKLOG_BYTES, LOG_TAIL_LINES_COUNT } from "../protocol/limits.ts";
-import { ALIVE_PATH, ATTEMPT_HEADER, DOOR_REFUSED_HEADER } from "../protocol/shim-api.ts";
+import { ENGINE_CONNECT_MS, ENGINE_CONNECT_PAUSE_MS, LOG_FOLLOW_BACKLOG_BYTES } from "../protocol/limits.ts";
+import { ALIVE_PATH, ATTEMPT_HEADER, DOOR_REFUSED_HEADER, LOG_PATH } from "../protocol/shim-api.ts";
 import type { DoorRefusal } from "../protocol/shim-api.ts";
 import type { EngineLink } from "./engine-link.ts";
 import type { RankLog } from "./rank-log.ts";
@@ -59,7 +59,7 @@ export class Door {
       response.writeHead(204).end();
       return;
     }
-    if (url.pathname === "/llmgw/log") {
+    if (url.pathname === LOG_PATH) {
       if (peer.role === "server") this.#showLog(url, response);
       else refuse(response, "not-allowed", "the log is for the server");
       return;
@@ -149,7 +149,7 @@ export class Door {
   }
 
   #showLog(url: URL, response: ServerResponse): void {
-    const lines = Math.min(Number(url.searchParams.get("lines") ?? 100) || 0, LOG_TAIL_LINES_COUNT);
+    const lines = Number(url.searchParams.get("lines") ?? 100);
     const follow = url.searchParams.get("follow") === "1";
     response.writeHead(200, { "content-type": "text/plain; charset=utf-8" });
     response.flushHeaders();

@@ -1,6 +1,6 @@
 import { closeSync, existsSync, fstatSync, openSync, readFileSync, renameSync, writeSync } from "node:fs";
 import { join } from "node:path";
-import { EXIT_LOG_BYTES, EXIT_LOG_LINES_COUNT, LOG_LINE_BYTES, RANK_LOG_BYTES } from "../protocol/limits.ts";
+import { EXIT_LOG_BYTES, EXIT_LOG_LINES_COUNT, LOG_LINE_BYTES, LOG_TAIL_LINES_COUNT, RANK_LOG_BYTES } from "../protocol/limits.ts";
 
 /** The file of what an engine printed; the lines before them are in a second one, with `.1` behind its name. */
 const ENGINE_LOG = "engine.log";
@@ -62,6 +62,7 @@ export class RankLog {
 /**
  * The last lines an attempt's engine printed, oldest first; also of an attempt that has ended. Read in one go (the files
  * are bounded), so that no line falls between a tail and the lines to come.
+ * @param lines how many, as somebody asked: none for less than one or no number, and never more than LOG_TAIL_LINES_COUNT
  */
 export function tailOf(folder: string, lines: number): string[] {
   const path = join(folder, ENGINE_LOG);
@@ -69,7 +70,8 @@ export function tailOf(folder: string, lines: number): string[] {
   const texts = paths.map((path) => (existsSync(path) ? readFileSync(path, "utf8") : ""));
   const all = texts.join("").split("\n");
   if (all.at(-1) === "") all.pop();
-  return lines === 0 ? [] : all.slice(-lines);
+  const most = Math.min(lines, LOG_TAIL_LINES_COUNT);
+  return most >= 1 ? all.slice(-most) : [];
 }
 
 /** The last lines of an engine that has ended, as they travel with its exit: the newest, as many as fit. */

@@ -33,7 +33,7 @@ test("a log that is opened again goes on where it was, also when it has ended", 
   new RankLog(folder, 10_000).add("after");
   expect(tailOf(folder, 10)).toEqual(["before", "after"]);
   expect(tailOf(folder, 1)).toEqual(["after"]);
-  expect(tailOf(folder, 0)).toEqual([]);
+  for (const none of [0, -1, Number.NaN]) expect(tailOf(folder, none)).toEqual([]);
 });
 
 test("a second log of the folder has files of its own", () => {
