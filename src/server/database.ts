@@ -69,7 +69,7 @@ export class Database {
   }
 
   #inTurn<T>(work: () => Promise<T>): Promise<T> {
-    const turn = this.#tail.then(work, work).catch((error: unknown) => {
+    const turn = this.#tail.then(work).catch((error: unknown) => {
       throw /disk is full|disk I\/O|readonly/i.test(messageOf(error)) ? unwritable(error) : error;
     });
     this.#tail = turn.catch(() => {});

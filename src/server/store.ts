@@ -9,7 +9,7 @@ import { ModelName, NodeId, ReplicaId } from "../protocol/ids.ts";
 import { Inventory } from "../protocol/inventory.ts";
 import { KEPT_EVENTS_COUNT } from "../protocol/limits.ts";
 import type { Snapshot } from "../protocol/gateway-api.ts";
-import { PlanVersion, RankLaunch, type Revocation } from "../protocol/plan.ts";
+import { PlanVersion, RankLaunch, Revocation } from "../protocol/plan.ts";
 import { Database, type Run } from "./database.ts";
 import { MIGRATIONS, SCHEMA_READABLE_FROM } from "./migrations.ts";
 
@@ -256,9 +256,11 @@ export class Store {
   }
 
   /** Forgets a node, and what was wanted of it. */
-  async removeNode(node: NodeId): Promise<void> {
-    await this.#database.run`DELETE FROM nodes WHERE id = ${node}`;
-    await this.#database.run`DELETE FROM node_intents WHERE node = ${node}`;
+  removeNode(node: NodeId): Promise<void> {
+    return this.#database.transaction(async (run) => {
+      await run`DELETE FROM nodes WHERE id = ${node}`;
+      await run`DELETE FROM node_intents WHERE node = ${node}`;
+    });
   }
 
   async keys(): Promise<KeyRow[]> {
@@ -276,7 +278,7 @@ export class Store {
 
   async revocations(): Promise<Revocation[]> {
     const rows = await this.#database.run`SELECT name, until_ms FROM revocations ORDER BY name`;
-    return rows.map((row) => ({ name: String(row["name"]), until_ms: Number(row["until_ms"]) }));
+    return rows.map((row) => read(Revocation, row, "a revocation"));
   }
 
   async revoke({ name, until_ms }: Revocation): Promise<void> {

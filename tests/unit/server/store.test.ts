@@ -153,12 +153,15 @@ test("a newer form that this version can read is used and left in that form", as
   await store.close();
 });
 
-test("a record somebody spoilt is named", async () => {
+test.each<[string, string, (store: Store) => Promise<unknown>]>([
+  ["a replica", "INSERT INTO replicas (id, document) VALUES ('m-00000', '{}')", (store) => store.replicas()],
+  ["a revocation", "INSERT INTO revocations (name, until_ms) VALUES ('a', 'soon')", (store) => store.revocations()],
+])("%s that somebody spoilt is named", async (what, statement, readBack) => {
   await (await Store.open(folder, 5)).close();
-  await edit("INSERT INTO replicas (id, document) VALUES ('m-00000', '{}')");
+  await edit(statement);
   const store = await Store.open(folder, 6);
-  const error = await refusal(store.replicas());
+  const error = await refusal(readBack(store));
   expect(error).toMatchObject({ code: "E_FILE" });
-  expect(error.why).toContain("a replica in it is not valid");
+  expect(error.why).toContain(`${what} in it is not valid`);
   await store.close();
 });
