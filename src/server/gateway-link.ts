@@ -94,7 +94,7 @@ export class GatewayLink {
     const { log } = this.#options;
     const before = this.#status;
     try {
-      let status = await this.#ask("/status", {}, GatewayStatus);
+      let status = await this.#ask();
       this.#silent_since = null;
       if (!before || before.pid !== status.pid) {
         log.info("the gateway answers", { gateway_pid: status.pid, gateway_version: status.llmgw_version });
@@ -104,7 +104,7 @@ export class GatewayLink {
       }
       const routes_ms = Date.now();
       // What was counted by older routes may miss what they have let in since.
-      if (await this.#send(status.snapshot)) status = await this.#ask("/status", {}, GatewayStatus);
+      if (await this.#send(status.snapshot)) status = await this.#ask();
       this.#status = status;
       this.#routes_ms = routes_ms;
     } catch (error) {
@@ -148,9 +148,9 @@ export class GatewayLink {
     return true;
   }
 
-  async #ask<S extends Parameters<typeof parseAs>[0]>(path: string, init: RequestInit, schema: S): Promise<ReturnType<typeof parseAs<S>>> {
-    const answer = await fetchUnix(this.#options.socket, path, { ...init, signal: AbortSignal.timeout(GATEWAY_ANSWER_MS) });
-    return parseAs(schema, await answer.json(), "the gateway's answer");
+  async #ask(): Promise<GatewayStatus> {
+    const answer = await fetchUnix(this.#options.socket, "/status", { signal: AbortSignal.timeout(GATEWAY_ANSWER_MS) });
+    return parseAs(GatewayStatus, await answer.json(), "the gateway's answer");
   }
 
   async #start(): Promise<void> {
