@@ -4,6 +4,7 @@ import { spawnDetached, sweepAttempt } from "../os/process.ts";
 import { hasSystemd, killService, startService } from "../os/systemd.ts";
 import type { AgentConfig } from "../protocol/config.ts";
 import type { RankLaunch } from "../protocol/plan.ts";
+import { SHIM_LOG_FILE } from "../protocol/shim-api.ts";
 
 /** How long a sweep of a dead shim's processes may take, in ms. */
 const SWEEP_MS = 10_000;
@@ -25,7 +26,7 @@ export interface Custody {
 const session: Custody = {
   kind: "session",
   start: async (_launch, argv, folder) => {
-    const log = openSync(join(folder, "shim.log"), "a", 0o600);
+    const log = openSync(join(folder, SHIM_LOG_FILE), "a", 0o600);
     try {
       return await spawnDetached(argv, process.env, log);
     } finally {
@@ -51,7 +52,7 @@ const systemd: Custody = {
         description: `llmgw rank ${rank} of ${replica}`,
         argv,
         environment_file: join(folder, "environment"),
-        log_file: join(folder, "shim.log"),
+        log_file: join(folder, SHIM_LOG_FILE),
         properties: [
           // A machine that shuts down tells the shim, which ends its engine in the order that this engine needs.
           "KillMode=mixed",

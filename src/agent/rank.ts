@@ -14,7 +14,7 @@ import { messageOf, OperatorError, parseAs, explain } from "../protocol/errors.t
 import { FETCH_PROGRESS_MS, SHIM_FROZEN_MS, SHIM_SILENT_MS, SHIM_START_MS } from "../protocol/limits.ts";
 import type { RankLaunch, Revocation } from "../protocol/plan.ts";
 import { PROTOCOL } from "../protocol/protocol.ts";
-import type { ShimSpec, ShimStatus, WrittenShimSpec } from "../protocol/shim-api.ts";
+import { EXIT_FILE, SPEC_FILE, type ShimSpec, type ShimStatus, type WrittenShimSpec } from "../protocol/shim-api.ts";
 import { lastLinesOf, RankLog } from "../shim/rank-log.ts";
 import type { WeightStore } from "../weights/store.ts";
 import type { Custody } from "./custody.ts";
@@ -136,8 +136,8 @@ export class Rank {
    * @returns false when the attempt never came to a shim; `start` begins it again
    */
   async adopt(): Promise<boolean> {
-    const spec_file = join(this.folder, "spec.json");
-    const [spec, exit] = await Promise.all([readIfThere(spec_file), readIfThere(join(this.folder, "exit.json"))]);
+    const spec_file = join(this.folder, SPEC_FILE);
+    const [spec, exit] = await Promise.all([readIfThere(spec_file), readIfThere(join(this.folder, EXIT_FILE))]);
     if (spec === null && exit === null) return false;
     const started = v.safeParse(v.pipe(v.string(), v.parseJson(), v.object({ engine_version: v.string() })), spec);
     if (started.success) this.#status = { ...this.#status, engine_version: started.output.engine_version };
@@ -266,9 +266,9 @@ export class Rank {
   async #takeExit(reason: string): Promise<void> {
     const kind = this.#stop ? "stopped" : this.#was_ready ? "died" : "start";
     try {
-      const text = await readIfThere(join(this.folder, "exit.json"));
+      const text = await readIfThere(join(this.folder, EXIT_FILE));
       if (text === null) return await this.#end(kind, this.#stop?.reason ?? reason);
-      const exit = parseAs(RankExit, JSON.parse(text), "exit.json");
+      const exit = parseAs(RankExit, JSON.parse(text), EXIT_FILE);
       this.#change({ phase: "exited", detail: exit.reason, exit, engine_pid: null });
     } catch (error) {
       await this.#end(kind, `${reason}; its exit.json cannot be read: ${messageOf(error)}`);
@@ -346,7 +346,7 @@ export class Rank {
       engine_user,
       owner_pid,
     };
-    const file = join(this.folder, "spec.json");
+    const file = join(this.folder, SPEC_FILE);
     await writeAtomic(file, JSON.stringify(spec), 0o600);
     this.#status = { ...this.#status, engine_version };
     const pid = await this.#context.custody.start(this.launch, [...ownProgram(), "shim", "--spec", file], this.folder);
@@ -376,7 +376,7 @@ export class Rank {
 
   async #end(kind: RankExit["kind"], reason: string): Promise<void> {
     const exit = { at_ms: Date.now(), kind, code: null, signal: null, reason, last_lines: this.#lastLines() };
-    await writeAtomic(join(this.folder, "exit.json"), JSON.stringify(exit), 0o600).catch(() => {
+    await writeAtomic(join(this.folder, EXIT_FILE), JSON.stringify(exit), 0o600).catch(() => {
       // A full disk: the report says it all the same.
     });
     this.#log.info("rank ended", { kind, reason });

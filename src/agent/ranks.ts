@@ -8,6 +8,7 @@ import { messageOf, OperatorError, parseAs } from "../protocol/errors.ts";
 import { AttemptId } from "../protocol/ids.ts";
 import { SOCKET_PATH_BYTES } from "../protocol/limits.ts";
 import { RankLaunch } from "../protocol/plan.ts";
+import { SPEC_FILE } from "../protocol/shim-api.ts";
 import type { Action } from "./converge.ts";
 import { foldersToDrop } from "./kept-folders.ts";
 import type { EndedFolder } from "./kept-folders.ts";
@@ -72,7 +73,7 @@ export class Ranks {
       const folder = join(ranks_folder, attempt);
       await makeFolderOnce(folder, 0o711);
       await writeAtomic(join(folder, "launch.json"), JSON.stringify(spec.launch), 0o600);
-      await writeAtomic(join(folder, "spec.json"), JSON.stringify(spec), 0o600);
+      await writeAtomic(join(folder, SPEC_FILE), JSON.stringify(spec), 0o600);
       await this.#adopt(attempt);
       log.warn("an attempt whose folder was lost runs on", { attempt, replica: spec.launch.replica });
     } catch (error) {

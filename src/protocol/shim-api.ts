@@ -24,6 +24,11 @@ export const ALIVE_PATH = "/llmgw/alive";
 /** Where a door shows what its engine printed. */
 export const LOG_PATH = "/llmgw/log";
 
+/** Files of an attempt's folder: what the agent wrote to start it, what the shim left when it had ended, what the shim said. */
+export const SPEC_FILE = "spec.json";
+export const EXIT_FILE = "exit.json";
+export const SHIM_LOG_FILE = "shim.log";
+
 /** Names the attempt a caller means; a shim of another attempt answers 421. */
 export const ATTEMPT_HEADER = "x-llmgw-attempt";
 

@@ -23,7 +23,7 @@ import { messageOf, OperatorError, parseAs, explain } from "../protocol/errors.t
 import * as limits from "../protocol/limits.ts";
 import { isRevoked } from "../protocol/plan.ts";
 import { PROTOCOL } from "../protocol/protocol.ts";
-import { ShimSpec } from "../protocol/shim-api.ts";
+import { EXIT_FILE, SHIM_LOG_FILE, ShimSpec } from "../protocol/shim-api.ts";
 import type { Revocation } from "../protocol/plan.ts";
 import type { ShimTrust } from "../protocol/shim-api.ts";
 import { controlOf } from "./control.ts";
@@ -36,16 +36,10 @@ import { lastLinesOf, RankLog } from "./rank-log.ts";
 import { RankState } from "./rank-state.ts";
 import { watchVitals } from "./vitals-watch.ts";
 
-/** The file an ended attempt leaves in its folder. */
-const EXIT_FILE = "exit.json";
-
-/** What the shim itself has to say; the agent sends its stderr there too. */
-const SHIM_LOG = "shim.log";
-
 /** Runs one rank until it has ended; resolves when nothing of it is left. */
 export async function runShim(spec_file: string): Promise<void> {
   const spec = parseAs(ShimSpec, JSON.parse(await readFile(spec_file, "utf8")), spec_file);
-  const lines = new RankLog(spec.folder, limits.SHIM_LOG_BYTES, SHIM_LOG);
+  const lines = new RankLog(spec.folder, limits.SHIM_LOG_BYTES, SHIM_LOG_FILE);
   const log = makeLog({ level: "info", format: "text", write: (line) => lines.add(line) });
   // A fault while serving one request must not end an engine that serves others.
   for (const event of ["uncaughtException", "unhandledRejection"] as const) {
