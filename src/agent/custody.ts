@@ -3,11 +3,9 @@ import { join } from "node:path";
 import { spawnDetached, sweepAttempt } from "../os/process.ts";
 import { hasSystemd, killService, startService } from "../os/systemd.ts";
 import type { AgentConfig } from "../protocol/config.ts";
+import { RANK_SWEEP_MS } from "../protocol/limits.ts";
 import type { RankLaunch } from "../protocol/plan.ts";
 import { SHIM_LOG_FILE } from "../protocol/shim-api.ts";
-
-/** How long a sweep of a dead shim's processes may take, in ms. */
-const SWEEP_MS = 10_000;
 
 /** Where a shim and its engine live, apart from the agent that started them. */
 export interface Custody {
@@ -33,7 +31,7 @@ const session: Custody = {
       closeSync(log);
     }
   },
-  clear: (attempt) => sweepAttempt(attempt, null, SWEEP_MS),
+  clear: (attempt) => sweepAttempt(attempt, null, RANK_SWEEP_MS),
 };
 
 const unitOf = (attempt: string) => `llmgw-rank-${attempt}`;
@@ -67,7 +65,7 @@ const systemd: Custody = {
     ),
   clear: async (attempt) => {
     await killService(unitOf(attempt));
-    return sweepAttempt(attempt, null, SWEEP_MS);
+    return sweepAttempt(attempt, null, RANK_SWEEP_MS);
   },
 };
 

@@ -1,3 +1,4 @@
+import { PROGRAM_OUTPUT_MS } from "../protocol/limits.ts";
 import { signalProcess, spawnSession } from "./process.ts";
 
 /** How a program ended and what it printed. */
@@ -18,9 +19,6 @@ interface RunBounds {
   /** Of each stream so much is kept; the rest is read and dropped. */
   readonly max_bytes: number;
 }
-
-/** Output of a program that has ended must be read within this time, in ms: what it left running may hold the pipes open. */
-const OUTPUT_MS = 1_000;
 
 /**
  * Runs a program to its end in a session of its own, of which nothing is left afterwards.
@@ -55,7 +53,7 @@ export async function runProgram(argv: readonly [string, ...string[]], { env, cw
       killAll();
       const text = (parts: Buffer[]) => Buffer.concat(parts).toString("utf8");
       const done = () => resolve({ code, signal, out: text(out), err: text(err), late });
-      const wait = setTimeout(done, OUTPUT_MS);
+      const wait = setTimeout(done, PROGRAM_OUTPUT_MS);
       child.once("close", () => {
         clearTimeout(wait);
         done();

@@ -134,6 +134,12 @@ export const LOADING_POLL_MS = 1_000;
 export const OWNER_POLL_MS = 500;
 /** A shim whose rank has ended still answers its agent for this long. */
 export const SHIM_FAREWELL_MS = 500;
+/** What is left of a rank may take this long to die of SIGKILL. */
+export const RANK_SWEEP_MS = 10_000;
+/** What an engine printed is waited for so long after its end: what it left running may hold its output open. */
+export const ENGINE_OUTPUT_MS = 500;
+/** The same of a program that was run for an answer. */
+export const PROGRAM_OUTPUT_MS = 1_000;
 
 /** nvidia-smi must answer within this time: without persistence it first wakes every GPU. */
 export const NVIDIA_SMI_MS = 30_000;

@@ -2,6 +2,7 @@ import type { ChildProcess } from "node:child_process";
 import type { EngineCommand, StopStep } from "../engines/engine.ts";
 import { ATTEMPT_VARIABLE, signalProcess, spawnSession, sweepAttempt } from "../os/process.ts";
 import type { UnixUser } from "../os/process.ts";
+import { ENGINE_OUTPUT_MS, RANK_SWEEP_MS } from "../protocol/limits.ts";
 import type { RankLog, Secret } from "./rank-log.ts";
 import { lineSplitter } from "./rank-log.ts";
 
@@ -21,9 +22,6 @@ const NEVER_INHERITED = [
 ];
 /** What tells a program whose it is: not handed on to an engine of another user. */
 const OF_THE_USER = ["HOME", "USER", "LOGNAME", "MAIL", "XDG_*", "SUDO_*", "SSH_*", "DBUS_*"];
-
-/** How long what is left of a rank may take to die of SIGKILL, in ms. */
-const SWEEP_MS = 10_000;
 
 export interface EngineEnd {
   readonly code: number | null;
@@ -85,7 +83,7 @@ export class EngineProcess {
         // A grandchild may hold the pipes open; what the engine itself said has come by then.
         const done = () => resolve({ code, signal });
         child.once("close", done);
-        setTimeout(done, 500);
+        setTimeout(done, ENGINE_OUTPUT_MS);
       });
     });
   }
@@ -136,6 +134,6 @@ export class EngineProcess {
 
   /** Kills what is left of the engine's session and of all that carries the attempt's tag. Returns what would not die. */
   sweep(): Promise<number[]> {
-    return sweepAttempt(this.#attempt, this.pid, SWEEP_MS, [process.pid]);
+    return sweepAttempt(this.#attempt, this.pid, RANK_SWEEP_MS, [process.pid]);
   }
 }
