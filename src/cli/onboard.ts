@@ -38,6 +38,9 @@ export const onboardFlags = {
   "dry-run": { type: "boolean", about: "look at the machine, say what would be done, and change nothing" },
 } as const satisfies FlagSpecs;
 
+/** Flags that name a place on the node. */
+const NODE_PATH_FLAGS = ["llamacpp-bin", "vllm-bin", "sglang-python", "nvidia-smi", "ib-root"] as const;
+
 /** Steps with their seconds, on stderr. */
 export function stepReporter(io: Io): Reporter {
   const line = (first: string, name: string, text: string) => io.err(`${first.padStart(7)}  ${name.padEnd(11)}  ${printable(text)}`);
@@ -66,9 +69,12 @@ export async function onboardOptions(
     throw usageError(path, "--server is missing", "the agent must know whom to dial", "--server https://ADDRESS:7443");
   for (const url of flags.server)
     if (!/^https:\/\/[^/\s]+\/?$/.test(url)) throw usageError(path, `--server cannot be "${url}"`, "it is https://host:port");
-  for (const flag of ["llamacpp-bin", "vllm-bin", "sglang-python", "nvidia-smi", "ib-root"] as const)
+  for (const flag of NODE_PATH_FLAGS)
     if (flags[flag] !== undefined && !flags[flag].startsWith("/"))
       throw usageError(path, `--${flag} cannot be "${flags[flag]}"`, "it is a path on the node, and begins with /");
+  for (const flag of NODE_PATH_FLAGS)
+    if (/^\/(var\/)?tmp(\/|$)/.test(flags[flag] ?? ""))
+      throw usageError(path, `--${flag} cannot be below /tmp`, "the agent has a /tmp of its own, and would not see it");
   const home = homedir();
   const { credentials, left_out } = await credentialsOf({
     key_file: flags["ssh-key"] === undefined ? null : resolve(io.cwd, flags["ssh-key"]),

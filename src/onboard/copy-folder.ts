@@ -25,9 +25,9 @@ rm -rf "$1"
 mv "$new" "$1"
 `;
 
-/** The same folder gives the same bytes: order, owners and times of files do not count. */
+/** The same folder gives the same bytes: order, owners and times of files do not count. Engines' user may read all of it. */
 async function* archive(folder: string): AsyncGenerator<Uint8Array> {
-  const options = ["--sort=name", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner", `--exclude=./${MARK}`];
+  const options = ["--sort=name", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner", "--mode=u=rwX,go=rX", `--exclude=./${MARK}`];
   const child = spawn("tar", [...options, "-C", folder, "-cf", "-", "."], { stdio: ["ignore", "pipe", "ignore"] });
   yield* child.stdout as AsyncIterable<Uint8Array>;
 }

@@ -35,9 +35,10 @@ export async function nodeShell(remote: Remote, user: string, host: string, say:
       "log in as another user with --ssh-user",
     );
   }
-  const run = (argv: readonly string[], options?: RunOptions) => remote.run([...become, "env", "LC_ALL=C", ...argv], options);
+  const run = (argv: readonly string[], options?: RunOptions) =>
+    remote.run([...become, "env", "LC_ALL=C", ...argv], { what: argv[0] ?? "", ...options });
   const script = async (what: string, text: string, args: readonly string[] = [], options: RunOptions = {}) => {
-    const ran = await run(["sh", "-euc", text, "sh", ...args], options);
+    const ran = await run(["sh", "-euc", text, "sh", ...args], { what, ...options });
     if (ran.code === 0) return ran.out;
     throw new OperatorError(
       "E_NODE",

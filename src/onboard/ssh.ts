@@ -29,6 +29,8 @@ export interface RunOptions {
   readonly input?: string | AsyncIterable<Uint8Array>;
   /** It must end within this time; an upload only has to move on. */
   readonly deadline_ms?: number;
+  /** What it is called when it does not end; its program when absent. */
+  readonly what?: string;
 }
 
 /** A machine we are logged in on. */
@@ -155,7 +157,11 @@ function remoteOf(client: Client): Remote {
   };
 }
 
-async function runOn(client: Client, argv: readonly string[], { input, deadline_ms = SSH_COMMAND_MS }: RunOptions): Promise<Ran> {
+async function runOn(
+  client: Client,
+  argv: readonly string[],
+  { input, deadline_ms = SSH_COMMAND_MS, what = argv[0] ?? "" }: RunOptions,
+): Promise<Ran> {
   const channel = await new Promise<ClientChannel>((resolve, reject) => {
     client.exec(argv.map(quote).join(" "), (error, opened) => (error ? reject(new ConnectionLost(error.message)) : resolve(opened)));
   });
@@ -188,7 +194,7 @@ async function runOn(client: Client, argv: readonly string[], { input, deadline_
     if (!(error instanceof Alarm)) throw error;
     const why =
       upload === null ? `it runs for more than ${deadline_ms / 1_000} s` : "nothing more is taken: an MTU too large looks like this";
-    throw new OperatorError("E_TIMEOUT", `${argv[0] ?? ""} on the node does not end`, why, "look at the machine's console");
+    throw new OperatorError("E_TIMEOUT", `${what} does not end on the node`, why, "look at the machine's console");
   } finally {
     timer.clear();
   }

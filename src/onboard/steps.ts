@@ -8,7 +8,7 @@ import { circumstancesNow, issueInto } from "../pki/ca-folder.ts";
 import { readCertificate } from "../pki/certificate.ts";
 import type { NodeView } from "../protocol/admin-api.ts";
 import { OperatorError } from "../protocol/errors.ts";
-import { ONBOARD_JOIN_MS, ONBOARD_JOIN_POLL_MS, ONBOARD_RESTARTS_COUNT } from "../protocol/limits.ts";
+import { ONBOARD_JOIN_MS, ONBOARD_JOIN_POLL_MS, ONBOARD_RESTARTS_COUNT, SSH_SLOW_COMMAND_MS } from "../protocol/limits.ts";
 import { agentConfigOf } from "./agent-config.ts";
 import { copyFolder } from "./copy-folder.ts";
 import { certificateNeed } from "./certificate-need.ts";
@@ -78,7 +78,7 @@ const trust: Step = {
   apply: async ({ job, facts: { trust: store }, shell }) => {
     if (store === null) return "this system has no list of authorities llmgw knows; nothing of llmgw needs it";
     await shell.write(store.file, job.ca, 0o644);
-    await shell.script(store.tool, `${store.tool} >/dev/null`);
+    await shell.script(store.tool, `${store.tool} >/dev/null`, [], { deadline_ms: SSH_SLOW_COMMAND_MS });
     return `the authority is in ${store.file}`;
   },
 };
@@ -159,20 +159,33 @@ const copies: Step = {
   },
 };
 
+/** Runs a program as engines are run: as their user, who may not go everywhere, and without the /tmp of others. */
+const AS_ENGINE = [
+  "systemd-run",
+  "--quiet",
+  "--pipe",
+  "--wait",
+  "--collect",
+  `--property=User=${ENGINE_USER}`,
+  "--property=PrivateTmp=yes",
+];
+/** This shell says why a program cannot be started, and by its code what ended it. */
+const SAYING_WHY = ["--", "sh", "-c", '"$@"; exit $?', "sh"];
+
 const engines: Step = {
   name: "engines",
   need: ({ engines: named }) => (named.length === 0 ? undefined : `${named.map(({ argv }) => argv[0]).join(", ")} must answer`),
   apply: async ({ job, shell }) => {
     const said: string[] = [];
     for (const { kind, argv } of job.engines) {
-      const ran = await shell.run(argv);
+      const ran = await shell.run([...AS_ENGINE, ...SAYING_WHY, ...argv], { what: argv[0] });
       const first = `${ran.out}\n${ran.err}`.trim().split("\n")[0] ?? "";
       if (ran.code !== 0)
         throw new OperatorError(
           "E_ENGINE",
           `${kind} does not run on the node`,
           `${argv.join(" ")}: ${ran.code === 132 ? "illegal instruction: the build needs a newer CPU" : lastWords(ran)}`,
-          "mend it on the node, or name another path",
+          `mend it on the node, or name another path: ${ENGINE_USER} must be able to run it, and /tmp is not seen by the agent`,
         );
       said.push(`${argv[0]}: ${first}`);
     }
@@ -211,6 +224,14 @@ const joined: Step = {
   apply: async (work) => {
     const node = await waitJoined(work);
     const { engines: offers } = node.inventory;
+    const missed = offers.find(({ kind, offered }) => !offered && work.job.engines.some((named) => named.kind === kind));
+    if (missed)
+      throw new OperatorError(
+        "E_ENGINE",
+        `${work.job.node} has joined, and does not offer ${missed.kind}`,
+        missed.reason,
+        `mend it on the node, then: systemctl restart ${AGENT_UNIT}`,
+      );
     const offered = offers.filter((offer) => offer.offered).map(({ kind, version }) => `${kind} ${version}`.trim());
     return `${node.state}, agent ${node.agent_version}, engines: ${offered.join(", ") || "none yet"}`;
   },

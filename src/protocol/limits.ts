@@ -319,6 +319,8 @@ export const SSH_LOGIN_FINAL_MS = 8_000;
 export const SSH_KEEPALIVE_MS = 5_000;
 /** A command on a new node must end within this time. */
 export const SSH_COMMAND_MS = 60_000;
+/** A command that goes over much of a new node's disk, such as the tool for its list of authorities, must end within this time. */
+export const SSH_SLOW_COMMAND_MS = 300_000;
 /** An upload of which nothing more is taken for this long has stalled. */
 export const SSH_STALL_MS = 30_000;
 /** Output of a command on a new node that is kept; the rest is dropped. */

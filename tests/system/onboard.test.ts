@@ -1,10 +1,11 @@
 // The compiled binary makes nodes of machines with real systemd and sshd.
 import { afterAll, beforeAll, expect, test } from "bun:test";
-import { mkdir, readFile, rm, stat, symlink, writeFile } from "node:fs/promises";
+import { mkdtemp, readFile, rm, stat, symlink, writeFile } from "node:fs/promises";
 import { join } from "node:path";
 import { NodeList } from "../../src/protocol/admin-api.ts";
 import { parseAs } from "../../src/protocol/errors.ts";
 import { binary } from "../../release/fresh.ts";
+import { LabServer } from "../fixtures/lab-server.ts";
 import { MachineLab, prepareMachines, succeed, until, type Machine } from "../fixtures/machines.ts";
 
 const LONG_MS = 120_000;
@@ -14,49 +15,24 @@ const machineTest = (name: string, run: () => Promise<void>) =>
   test.skipIf(missing !== null)(`${name} (needs systemd-nspawn)`, run, LONG_MS);
 
 let lab: MachineLab;
-let server: Bun.Subprocess | null = null;
+let server: LabServer;
 let node: Machine;
+const releases: string[] = [];
 const at = (...path: string[]) => join(lab.folder, ...path);
 
 beforeAll(async () => {
   if (missing !== null) return;
   lab = await MachineLab.open();
-  await succeed(binary, "ca", "init", "--dir", at("ca"));
-  await succeed(binary, "ca", "issue-server", "--dir", at("ca"), "--name", "control", "--ip", lab.here, "--out", at("tls"));
-  await succeed(binary, "ca", "issue-gateway", "--dir", at("ca"), "--out", at("tls"));
-  await succeed(binary, "ca", "issue-admin", "test", "--dir", at("ca"), "--out", at("admin"));
-  const files = ["--ca", at("admin/ca.crt"), "--cert", at("admin/admin.crt"), "--key", at("admin/admin.key")];
-  await succeed(binary, "ctl", "context", "add", "lab", "--server", url(), ...files, "--config", at("contexts"));
-  await writeFile(at("catalog.yaml"), "models:\n  - { name: m, engine: sim, replicas: 1 }\n");
-  const listen = `listen: { control: "${lab.here}:7443", gateway: "127.0.0.1:0" }`;
-  await writeFile(at("server.yaml"), `${listen}\nstate: state\nrun: run\nengines: { llamacpp: "", vllm: "" }\n`);
-  for (const folder of ["state", "run"]) await mkdir(at(folder));
-  server = Bun.spawn([binary, "server", "--config", at("server.yaml"), "--owner-pid", String(process.pid)], {
-    stdin: "ignore",
-    stdout: "ignore",
-    stderr: Bun.file(at("server.log")),
-  });
-  await until(
-    "the server answers",
-    () =>
-      ctl("status").then(
-        () => true,
-        () => false,
-      ),
-    20_000,
-  );
+  server = await LabServer.open(lab, "{ name: m, engine: sim, replicas: 1 }");
   node = await lab.start("lab-node1");
 }, LONG_MS);
 
 afterAll(async () => {
   if (missing !== null) return;
-  server?.kill();
-  await server?.exited;
+  await server.close();
   await lab.close();
+  for (const release of releases) await rm(release, { recursive: true, force: true });
 }, 60_000);
-
-const url = () => `https://${lab.here}:7443`;
-const ctl = (...words: string[]) => succeed(binary, "ctl", ...words, "--config", at("contexts"));
 
 interface Ended {
   readonly code: number;
@@ -67,7 +43,19 @@ interface Ended {
 function begin(machine: Machine, ...more: string[]): { child: Bun.Subprocess; ended: Promise<Ended> } {
   const named = more.includes("--node") ? [] : ["--node", machine.name];
   const key = more.includes("--ssh-key") ? [] : ["--ssh-key", lab.key];
-  const words = ["onboard", ...named, ...key, "--addr", machine.address, "--server", url(), "--known-hosts", at("known"), "--ca", at("ca")];
+  const words = [
+    "onboard",
+    ...named,
+    ...key,
+    "--addr",
+    machine.address,
+    "--server",
+    server.url,
+    "--known-hosts",
+    at("known"),
+    "--ca",
+    at("ca"),
+  ];
   const child = Bun.spawn([binary, ...words, ...more], {
     stdin: "ignore",
     stdout: "pipe",
@@ -133,7 +121,7 @@ machineTest("the same again changes nothing", async () => {
 
 machineTest("a renewed certificate restarts the agent and leaves its engine alone", async () => {
   const engine = async () => {
-    const text = await ctl("replicas", "-o", "json");
+    const text = await server.ctl("replicas", "-o", "json");
     return (JSON.parse(text) as { items: { state: string; ranks: { engine_pid: number | null }[] }[] }).items[0];
   };
   await until("the replica is ready", async () => (await engine())?.state === "ready", 30_000);
@@ -145,7 +133,7 @@ machineTest("a renewed certificate restarts the agent and leaves its engine alon
   expect(done(err)).toEqual(["server", "ssh", "facts", "certificate", "agent", "joined"]);
   expect(await serial()).not.toBe(before);
   await until("the engine is reported again", async () => (await engine())?.ranks[0]?.engine_pid === pid, 20_000);
-  const [listed] = parseAs(NodeList, JSON.parse(await ctl("nodes", "-o", "json")), "the nodes").items;
+  const [listed] = parseAs(NodeList, JSON.parse(await server.ctl("nodes", "-o", "json")), "the nodes").items;
   expect(listed?.state).toBe("ready");
 });
 
@@ -154,7 +142,7 @@ interface Listed {
   readonly failures: number;
   readonly ranks: readonly { readonly attempt: string; readonly engine_pid: number | null }[];
 }
-const listed = async () => (JSON.parse(await ctl("replicas", "-o", "json")) as { items: Listed[] }).items[0];
+const listed = async () => (JSON.parse(await server.ctl("replicas", "-o", "json")) as { items: Listed[] }).items[0];
 
 machineTest("a rank is a service of its own, which outlives every end of the agent", async () => {
   await until("the replica is ready", async () => (await listed())?.state === "ready", 30_000);
@@ -277,7 +265,7 @@ machineTest("a machine with another host key is refused until its old one is cle
 });
 
 machineTest("a revoked node comes back only when it is asked for", async () => {
-  await ctl("revoke", node.name);
+  await server.ctl("revoke", node.name);
   const { code, err } = await onboard(node);
   expect(err).toContain("was revoked");
   expect(code).toBe(3);
@@ -292,21 +280,33 @@ machineTest("an agent that cannot start is explained in its own words", async ()
   await rm(join(node.root, "etc/systemd/system/llmgw-agent.service.d/broken.conf"));
   expect(err).toMatch(/the agent says: .*\/etc\/llmgw\/tls/);
   expect(code).toBe(4);
-  expect((await onboard(node)).code).toBe(0);
+  const again = await onboard(node);
+  expect(again.err).toContain("is a node, after");
+  expect(again.code).toBe(0);
 });
 
-machineTest("called by its runbook name it adds a node with a folder of llama.cpp, and says what it lacks", async () => {
-  const link = at("llmgw-add-node");
-  await symlink(binary, link);
-  const release = at("llama.cpp");
-  await mkdir(release);
-  await writeFile(join(release, "llama-server"), '#!/bin/sh\necho "version: 1 (test)"\n', { mode: 0o755 });
-  await writeFile(join(release, "libggml.so"), "library");
-  const words = ["--name", node.name, "--ip", `${node.address}/24`, "--server", url(), "--ssh-key", lab.key, "--llamacpp-bin", release];
-  const rest = ["--known-hosts", at("known"), "--ca", at("ca"), "--onboard-only"];
-  expect(await succeed(link, ...words, ...rest)).toMatch(/lab-node1\s+ready/);
-  expect(await node.run("cat", `${release}/libggml.so`)).toBe("library");
-  expect(await node.run("cat", "/etc/llmgw/agent.yaml")).toContain(`llamacpp_bin: ${release}/llama-server`);
-  await node.run("rm", `${release}/.llmgw-copy`);
-  expect(await succeed(link, ...words, ...rest).then(() => "", String)).toContain("does not replace it");
-});
+machineTest(
+  "called by its runbook name it copies a folder of llama.cpp, and tells when the node does not offer what is in it",
+  async () => {
+    const link = at("llmgw-add-node");
+    await symlink(binary, link);
+    // Not below /tmp, for the node gets it at the same path; and nobody else may look into it here.
+    const release = await mkdtemp("/opt/llmgw-release-");
+    releases.push(release);
+    await writeFile(join(release, "llama-server"), '#!/bin/sh\necho "version: 1 (test)"\n', { mode: 0o700 });
+    await writeFile(join(release, "libggml.so"), "library");
+    const who = ["--name", node.name, "--ip", `${node.address}/24`, "--server", server.url, "--ssh-key", lab.key];
+    const rest = ["--known-hosts", at("known"), "--ca", at("ca"), "--onboard-only"];
+    const add = (path: string) => succeed(link, ...who, ...rest, "--llamacpp-bin", path).catch(String);
+    expect(await add(release)).toMatch(/lab-node1\s+ready .* llamacpp 1/);
+    expect(await node.run("cat", `${release}/libggml.so`)).toBe("library");
+    expect(await node.run("cat", "/etc/llmgw/agent.yaml")).toContain(`llamacpp_bin: ${release}/llama-server`);
+    await node.run("sh", "-c", "printf '#!/bin/sh\\necho hello' > /opt/talker; chmod 755 /opt/talker");
+    expect(await add("/opt/talker")).toContain("lab-node1 has joined, and does not offer llamacpp (E_ENGINE)");
+    await node.run("rm", `${release}/.llmgw-copy`);
+    expect(await add(release)).toContain("does not replace it");
+    await node.run("install", "-D", "-m", "755", `${release}/llama-server`, "/root/engine/llama-server");
+    expect(await add("/root/engine/llama-server")).toMatch(/\/root\/engine\/llama-server --version: .*ermission denied/);
+    expect(await add("/tmp/llama-server")).toContain("the agent has a /tmp of its own");
+  },
+);

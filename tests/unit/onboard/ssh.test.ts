@@ -6,6 +6,7 @@ import { createServer, type AddressInfo, type Server, type Socket } from "node:n
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { credentialsOf, type Credential } from "../../../src/onboard/keys.ts";
+import { nodeShell } from "../../../src/onboard/node-shell.ts";
 import { connect, type SshTarget } from "../../../src/onboard/ssh.ts";
 import { OperatorError } from "../../../src/protocol/errors.ts";
 
@@ -104,7 +105,14 @@ sshdTest("commands run with their input, output and codes", async () => {
   expect((await remote.run(["wc", "-c"], { input: chunks })).out.trim()).toBe(String(big.length));
   expect((await remote.run(["sh", "-c", "kill -9 $$"])).err).toContain("ended by");
   const late = await remote.run(["sleep", "20"], { deadline_ms: 200 }).then(() => "", String);
-  expect(late).toContain("does not end");
+  expect(late).toContain("sleep does not end on the node");
+  const shell = await nodeShell(remote, "me", "node", () => {});
+  const [program, step] = await Promise.all([
+    shell.run(["sleep", "20"], { deadline_ms: 200 }).then(() => "", String),
+    shell.script("looking for it", "sleep 20", [], { deadline_ms: 200 }).then(() => "", String),
+  ]);
+  expect(program).toContain("sleep does not end on the node");
+  expect(step).toContain("looking for it does not end on the node");
   remote.close();
 });
 
