@@ -1,9 +1,10 @@
 /**
- * `npm run nightly`: 10,000 seeds of the simulated fleet over all cores, then every rule of the planner broken on purpose.
- * Takes a few minutes; exits with 1 when a seed breaks a promise or a broken rule is not noticed.
+ * `npm run nightly`: 10,000 seeds of the simulated fleet over all cores, then every rule of the planner broken on purpose,
+ * then what boots a virtual machine. Takes a few minutes; exits with 1 when a seed breaks a promise, a broken rule is not noticed,
+ * or a machine does not become a node.
  */
 import { cpus } from "node:os";
-import { runHere } from "./fresh.ts";
+import { buildIfStale, runHere } from "./fresh.ts";
 
 const SEEDS = Number(process.env["SIM_SEEDS"] ?? 10_000);
 const parts = Math.max(1, cpus().length);
@@ -17,4 +18,6 @@ const codes = await Promise.all(
 );
 console.log(`${each * parts} seeds in ${Math.round((performance.now() - started) / 1_000)} s on ${parts} cores`);
 codes.push(await runHere([process.execPath, "tests/sim/mutants.ts"]));
+await buildIfStale();
+codes.push(await runHere([process.execPath, "test", "--timeout", "900000", "./tests/nightly"]));
 process.exit(codes.every((code) => code === 0) ? 0 : 1);

@@ -4,9 +4,9 @@ import { afterAll, beforeAll, expect, test } from "bun:test";
 import { chmod, mkdir, symlink, writeFile } from "node:fs/promises";
 import { dirname, join } from "node:path";
 import { binary } from "../../release/fresh.ts";
-import { freePortOf } from "../e2e/fleet.ts";
+import { LabServer } from "../fixtures/lab-server.ts";
 import { llamaServer } from "../fixtures/llama-server.ts";
-import { MachineLab, prepareMachines, succeed, until, type Machine } from "../fixtures/machines.ts";
+import { MachineLab, prepareMachines, succeed, type Machine } from "../fixtures/machines.ts";
 import { Proxmox, TOKEN } from "../fixtures/proxmox.ts";
 import { writeRelease } from "../fixtures/release-site.ts";
 import { writeTinyGguf } from "../fixtures/tiny-gguf.ts";
@@ -18,42 +18,16 @@ if (missing !== null) console.log(`skipping: it needs systemd-nspawn, mmdebstrap
 
 let lab: MachineLab;
 let pve: Proxmox;
-let server: Bun.Subprocess | null = null;
+let server: LabServer;
 let booted: Promise<Machine> | null = null;
-let gateway = 0;
 const at = (...path: string[]) => join(lab.folder, ...path);
-const url = () => `https://${lab.here}:7443`;
-const ctl = (...words: string[]) => succeed(binary, "ctl", ...words, "--config", at("contexts"));
 
 beforeAll(async () => {
   if (missing !== null) return;
   lab = await MachineLab.open();
   pve = await Proxmox.open();
-  await succeed(binary, "ca", "init", "--dir", at("ca"));
-  await succeed(binary, "ca", "issue-server", "--dir", at("ca"), "--name", "control", "--ip", lab.here, "--out", at("tls"));
-  await succeed(binary, "ca", "issue-gateway", "--dir", at("ca"), "--out", at("tls"));
-  await succeed(binary, "ca", "issue-admin", "test", "--dir", at("ca"), "--out", at("admin"));
-  const files = ["--ca", at("admin/ca.crt"), "--cert", at("admin/admin.crt"), "--key", at("admin/admin.key")];
-  await succeed(binary, "ctl", "context", "add", "lab", "--server", url(), ...files, "--config", at("contexts"));
-  await writeFile(at("catalog.yaml"), "models:\n  - { name: m, engine: llamacpp, source: /opt/m.gguf, context: 512 }\n");
-  gateway = await freePortOf("127.0.0.1");
-  const engines = 'engines: { llamacpp: "", vllm: "" }';
-  await writeFile(
-    at("server.yaml"),
-    `listen: { control: "${lab.here}:7443", gateway: "127.0.0.1:${gateway}" }\nstate: state\nrun: run\n${engines}\n`,
-  );
-  for (const folder of ["state", "run", ".ssh", "bin"]) await mkdir(at(folder));
-  server = Bun.spawn([binary, "server", "--config", at("server.yaml"), "--owner-pid", String(process.pid)], {
-    stdin: "ignore",
-    stdout: "ignore",
-    stderr: Bun.file(at("server.log")),
-  });
-  const answers = () =>
-    ctl("status").then(
-      () => true,
-      () => false,
-    );
-  await until("the server answers", answers, 20_000);
+  server = await LabServer.open(lab, "{ name: m, engine: llamacpp, source: /opt/m.gguf, context: 512 }");
+  for (const folder of [".ssh", "bin"]) await mkdir(at(folder));
   await succeed("cp", `${lab.key}.pub`, at(".ssh/id_ed25519.pub"));
   await succeed("cp", lab.key, at(".ssh/id_ed25519"));
   await writeFile(
@@ -66,8 +40,7 @@ beforeAll(async () => {
 
 afterAll(async () => {
   if (missing !== null) return;
-  server?.kill();
-  await server?.exited;
+  await server.close();
   await booted;
   await lab.close();
   await pve.close();
@@ -96,7 +69,7 @@ test.skipIf(missing !== null)(
       "--ip",
       `${address}/24`,
       "--server",
-      url(),
+      server.url,
       "--cores",
       "8",
       "--memory",
@@ -126,15 +99,7 @@ test.skipIf(missing !== null)(
     expect(await Bun.file(at(".ssh/known_hosts")).text()).toContain("other.example");
     expect(err).toMatch(/llmgw-node05 is a node, after [\d.]+ s/);
     expect(pve.machines.get(145)).toMatchObject({ name: "llmgw-node05", cores: "8", memory: "32768", cpu: "host" });
-    const key = (await ctl("key", "create", "test")).trim();
-    const chat = () =>
-      fetch(`http://127.0.0.1:${gateway}/v1/chat/completions`, {
-        method: "POST",
-        headers: { authorization: `Bearer ${key}`, "content-type": "application/json" },
-        body: JSON.stringify({ model: "m", messages: [{ role: "user", content: "hello" }], max_tokens: 5 }),
-      });
-    await until("the model answers", async () => (await chat()).status === 200, 60_000);
-    expect(await (await chat()).json()).toMatchObject({ model: "m", usage: { completion_tokens: 5 } });
+    expect(await server.chat("m", 60_000)).toMatchObject({ model: "m", usage: { completion_tokens: 5 } });
   },
   LONG_MS,
 );
