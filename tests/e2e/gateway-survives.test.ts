@@ -1,5 +1,7 @@
 // The gateway answers on while the server is stalled, killed and started again: a stream through all of it is whole.
 import { afterAll, beforeAll, expect, test } from "bun:test";
+import { join } from "node:path";
+import { isAlive } from "../../src/os/process.ts";
 import { Fleet } from "./fleet.ts";
 import { SLOW_SIM, SLOW_TOKENS, wholeText } from "./sim.ts";
 import { streamChat } from "./stream.ts";
@@ -68,6 +70,24 @@ test(
     const after = streamChat(fleet, key, "slow", 3);
     expect(await after.end).toMatchObject({ status: 200, done: true });
     expect((await fleet.gatewayStatus()).pid).toBe(pid);
+  },
+  TEST_MS,
+);
+
+test(
+  "llmgw gateway stop ends it once its requests are answered, when no server would start another",
+  async () => {
+    const config = join(fleet.folder, "server.yaml");
+    const { pid } = await fleet.gatewayStatus();
+    await fleet.signal("server", "SIGKILL");
+    const stream = streamChat(fleet, key, "slow", 10);
+    await fleet.waitFor("the stream to run", () => stream.deltas() > 1);
+    const { err } = await fleet.must("gateway", "stop", "--config", config);
+    expect(err).toContain("1 requests in flight");
+    expect(err).toContain(`has ended (process ${pid})`);
+    expect((await stream.end).done).toBe(true);
+    expect(isAlive(pid)).toBe(false);
+    expect((await fleet.must("gateway", "stop", "--config", config)).err).toContain("no gateway answers");
   },
   TEST_MS,
 );
