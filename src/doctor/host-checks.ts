@@ -1,4 +1,5 @@
 import { lookup } from "node:dns/promises";
+import { dirname } from "node:path";
 import { parseCpuinfo, parseMeminfo } from "../hardware/cpu.ts";
 import { FIRST_LEASED_PORT, LAST_LEASED_PORT } from "../protocol/ids.ts";
 import { DOCTOR_TOOL_MS } from "../protocol/limits.ts";
@@ -39,18 +40,16 @@ async function memory(machine: Machine): Promise<Finding> {
 }
 
 async function disk(machine: Machine): Promise<Finding> {
-  const { state } = machine.options;
-  const candidates = [state, "/var/lib", "/"];
-  for (const path of candidates) {
-    const space = await machine.space(path);
-    if (space === null) continue;
-    const found = `${gib(space.free)} of ${gib(space.total)} free under ${path}`;
-    if (space.free < 2 * GIB) return fail(found, `statfs ${path}`, "free some space, or move `state` to a larger disk");
-    if (space.free < 40 * GIB)
-      return warn(`${found}: few models fit`, `statfs ${path}`, "weights and engines take tens of GiB: use a larger disk for `state`");
-    return pass(found, `statfs ${path}`);
-  }
-  return unknown("cannot be read", `statfs ${state}`);
+  // Before the agent first ran, its folder is not there: it will be made in the nearest one that is.
+  let path = machine.options.state;
+  while ((await machine.space(path)) === null && path !== dirname(path)) path = dirname(path);
+  const space = await machine.space(path);
+  if (space === null) return unknown("cannot be read", `statfs ${path}`);
+  const found = `${gib(space.free)} of ${gib(space.total)} free under ${path}`;
+  if (space.free < 2 * GIB) return fail(found, `statfs ${path}`, "free some space, or move `state` to a larger disk");
+  if (space.free < 40 * GIB)
+    return warn(`${found}: few models fit`, `statfs ${path}`, "weights and engines take tens of GiB: use a larger disk for `state`");
+  return pass(found, `statfs ${path}`);
 }
 
 async function shm(machine: Machine): Promise<Finding> {

@@ -139,6 +139,12 @@ function shownBy(socket: TLSSocket): Uint8Array | null {
   return raw instanceof Uint8Array ? raw : null;
 }
 
+/** The far side went before both had agreed on a cipher: a look at the port, as load balancers and doctor take, and no refusal of ours. */
+function leftUnsaid(error: Error, socket: TLSSocket): boolean {
+  const cipher = socket.getCipher() as { readonly name: string | null } | null | undefined;
+  return (error as NodeJS.ErrnoException).code === "ECONNRESET" && cipher?.name === null;
+}
+
 function addressOf(socket: { readonly remoteAddress?: string | undefined }): string {
   return socket.remoteAddress ?? "unknown";
 }
@@ -191,6 +197,11 @@ class Door {
   failed(error: Error, socket: TLSSocket): void {
     if (this.#cut.has(socket)) return;
     const address = this.#handshakes.get(socket)?.address ?? addressOf(socket);
+    if (leftUnsaid(error, socket)) {
+      this.#options.log.debug("a connection ended before its TLS handshake began", { address });
+      socket.destroy();
+      return;
+    }
     const shown = shownBy(socket);
     const certificate = shown && readCertificate(shown);
     const { name, role, serial } = certificate && !("unreadable" in certificate) ? certificate : {};

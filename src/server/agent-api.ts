@@ -113,7 +113,7 @@ export class AgentApi {
     if (fleet.raiseEpoch(join.seen))
       log.warn("a node has seen a later plan than this store: giving out everything under a new epoch", {
         node,
-        epoch: fleet.version.epoch,
+        seen: `${join.seen.epoch}.${join.seen.generation}`,
       });
     log.info("node joined", {
       node,

@@ -68,6 +68,7 @@ interface Scene {
   readonly fabrics?: readonly string[];
   readonly gpus?: boolean;
   readonly is_root?: boolean;
+  readonly state?: string;
 }
 
 async function examine(scene: Scene): Promise<Map<string, DoctorReport["checks"][number]>> {
@@ -79,7 +80,7 @@ async function examine(scene: Scene): Promise<Map<string, DoctorReport["checks"]
     ib_root: ib.root,
     fabrics: (scene.fabrics ?? []).map(parseFabric),
     server: null,
-    state: "/",
+    state: scene.state ?? "/",
     tls: { ca: "/nowhere/ca.crt", cert: "/nowhere/node.crt", key: "/nowhere/node.key" },
     node: "n1",
     note: () => undefined,
@@ -343,6 +344,11 @@ const CASES: Case[] = [
 ];
 
 describe("doctor", () => {
+  test("looks for room where the agent's folder will be, before it is there", async () => {
+    const disk = (await examine({ state: "/proc/sys/none/yet" })).get("host.disk");
+    expect(disk?.source).toBe("statfs /proc/sys");
+  });
+
   for (const [name, scene, id, verdict, found] of CASES)
     test(`${id}: ${name}`, async () => {
       const check = (await examine(scene)).get(id);

@@ -185,6 +185,20 @@ describe("a door does not cut", () => {
 });
 
 describe("a door", () => {
+  test.each(["", "\u0016\u0003\u0001"])("says nothing of a look at its port, as load balancers take (%j)", async (text) => {
+    await new Promise((resolve) => {
+      const socket = connectTcp(door.port, "127.0.0.1", () => socket.end(text));
+      socket.on("close", resolve).on("error", () => undefined);
+      socket.resume();
+    });
+    // A caller that distrusts the door leaves as quietly, but after its hello: of that the log has to tell.
+    const distrusts = connect({ host: "127.0.0.1", port: door.port, rejectUnauthorized: true });
+    distrusts.on("error", () => undefined);
+    await until("the refusal is in the log", () => lines.length > 0);
+    expect(lines).toHaveLength(1);
+    expect(lines[0]).toContain("the TLS handshake failed");
+  });
+
   test("judges each request of a kept connection anew", async () => {
     const caller = new Caller(get("/first"));
     await until("the first answer is there", () => caller.heard.includes("0 bytes"));
