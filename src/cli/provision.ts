@@ -129,13 +129,16 @@ function reporterOf(io: Io): ProvisionReporter {
   };
 }
 
+/** The machine that is wanted, and the way to make it. */
+type Wish = Omit<ProvisionOptions, "signal">;
+
 /** What making a machine needs, from flags, environment and file. @throws OperatorError */
 export async function provisionOptions(
   who: { readonly name: string; readonly ip: string },
   flags: FlagValues<typeof provisionFlags>,
   dry_run: boolean,
   io: Io,
-): Promise<ProvisionOptions> {
+): Promise<Wish> {
   const named = flags["provision-config"];
   const path = named === undefined ? FILE : resolve(io.cwd, named);
   const file = named !== undefined || existsSync(path) ? await readYaml(path, ProvisionFile, "the configuration of new machines") : {};
@@ -146,15 +149,23 @@ export async function provisionOptions(
   const report = reporterOf(io);
   report.note(`${keys.length} ${keys.length === 1 ? "key" : "keys"} may log in as ${settings.user}:`);
   for (const { line, fingerprint } of keys) report.note(`  ${fingerprint} ${line.split(" ").slice(2).join(" ")}`);
-  const over = new AbortController();
-  process.once("SIGINT", () => over.abort());
-  return { settings, transport, keys, timeout_ms: duration("timeout", settings.timeout ?? "10m"), dry_run, report, signal: over.signal };
+  return { settings, transport, keys, timeout_ms: duration("timeout", settings.timeout ?? "10m"), dry_run, report };
 }
 
-/** Makes the machine; null after a dry run. */
-export async function makeMachine(options: ProvisionOptions): Promise<Made | null> {
+/**
+ * Makes the machine; null after a dry run. Whoever asks it to stop is told what was left; who asks a second time is obeyed at once.
+ * @throws OperatorError
+ */
+export async function makeMachine(options: Wish): Promise<Made | null> {
   options.report.note(`making ${options.settings.name} at ${options.settings.address} by ${options.transport.shown}`);
-  return provision(options);
+  const over = new AbortController();
+  const stop = () => over.abort();
+  for (const signal of ["SIGINT", "SIGTERM"] as const) process.once(signal, stop);
+  try {
+    return await provision({ ...options, signal: over.signal });
+  } finally {
+    for (const signal of ["SIGINT", "SIGTERM"] as const) process.off(signal, stop);
+  }
 }
 
 export const provisionCommand = command({

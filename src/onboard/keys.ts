@@ -3,8 +3,8 @@ import { readFile } from "node:fs/promises";
 import { join } from "node:path";
 import ssh2 from "ssh2";
 import type { AnyAuthMethod, ParsedKey } from "ssh2";
+import { fingerprintOf } from "../os/ssh-key.ts";
 import { messageOf, OperatorError } from "../protocol/errors.ts";
-import { fingerprintOf } from "./known-hosts.ts";
 
 /** One way to log in, with what an error calls it. */
 export interface Credential {

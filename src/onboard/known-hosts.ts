@@ -1,7 +1,8 @@
-import { createHash, createHmac, timingSafeEqual } from "node:crypto";
+import { createHmac, timingSafeEqual } from "node:crypto";
 import { appendFile, mkdir, stat } from "node:fs/promises";
 import { dirname } from "node:path";
 import { readIfThere, writeAtomic } from "../os/files.ts";
+import { fingerprintOf } from "../os/ssh-key.ts";
 import { messageOf, OperatorError } from "../protocol/errors.ts";
 
 /** One usable line of a known_hosts file (sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT"). */
@@ -81,11 +82,6 @@ export function algorithmsFor(known: readonly KnownHost[], name: string): string
 /** A key's type, the first string of its blob. */
 export function keyTypeOf(blob: Buffer): string {
   return blob.length < 4 ? "" : blob.subarray(4, 4 + blob.readUInt32BE(0)).toString("latin1");
-}
-
-/** The fingerprint ssh shows: `SHA256:…`. */
-export function fingerprintOf(blob: Buffer): string {
-  return `SHA256:${createHash("sha256").update(blob).digest("base64").replace(/=+$/, "")}`;
 }
 
 /** Reads all files that are there. */

@@ -1,10 +1,11 @@
 import { setTimeout as sleep } from "node:timers/promises";
 import ssh2 from "ssh2";
 import type { Client, ClientChannel } from "ssh2";
+import { fingerprintOf } from "../os/ssh-key.ts";
 import { OperatorError } from "../protocol/errors.ts";
 import { SSH_COMMAND_MS, SSH_KEEPALIVE_MS, SSH_OUTPUT_BYTES, SSH_READY_MS, SSH_STALL_MS } from "../protocol/limits.ts";
 import type { Credential } from "./keys.ts";
-import { algorithmsFor, fingerprintOf, hostKeyError, hostName, judgeHostKey, learnHostKey, readKnownHosts } from "./known-hosts.ts";
+import { algorithmsFor, hostKeyError, hostName, judgeHostKey, learnHostKey, readKnownHosts } from "./known-hosts.ts";
 import { nextTry, troubleOf, type SshTrouble } from "./patience.ts";
 
 /** Where to log in, and as whom. */

@@ -50,16 +50,13 @@ export function chooseNode(rows: readonly NodeRow[], wanted: string | undefined,
   return name;
 }
 
+export const vmidTaken = (vmid: number, why: string) =>
+  refuse("E_EXISTS", `VMID ${vmid} is taken`, why, "take another with --vmid, or another address");
+
 /** Refuses what is taken already, before anything is made. @throws OperatorError E_EXISTS */
 export function refuseTaken(rows: readonly VmRow[], { vmid, name }: Pick<Settings, "vmid" | "name">): void {
   const same = rows.find((row) => Number(row.vmid) === vmid);
-  if (same)
-    throw refuse(
-      "E_EXISTS",
-      `VMID ${vmid} is taken`,
-      `it is ${same.name ?? "a machine"} on ${same.node ?? "this cluster"}`,
-      "take another with --vmid, or another address",
-    );
+  if (same) throw vmidTaken(vmid, `it is ${same.name ?? "a machine"} on ${same.node ?? "this cluster"}`);
   const named = rows.find((row) => row.name === name);
   if (named)
     throw refuse(
@@ -152,7 +149,17 @@ export function chooseNetwork(
 }
 
 /** The image: where it is, or what has to be fetched for it. */
-export type Image = { readonly volid: string; readonly fetch: null | { readonly url: string; readonly file: string } };
+export interface Image {
+  readonly volid: string;
+  readonly fetch: ImageFetch | null;
+}
+
+/** An image that Proxmox has to fetch from a URL into a file of a storage. */
+export interface ImageFetch {
+  readonly url: string;
+  readonly storage: string;
+  readonly file: string;
+}
 
 /**
  * @param image a volume that is there (`local:import/debian.qcow2`), or a URL
@@ -172,7 +179,7 @@ export function imageOf(image: string, storage: string, volumes: readonly string
   // Proxmox knows what a file is by its ending; that of Ubuntu's says nothing.
   const file = /\.(qcow2|raw|vmdk)$/.test(name) ? name : `${name.replace(/\.(img|bin)$/, "") || "image"}.qcow2`;
   const volid = `${storage}:import/${file}`;
-  return { volid, fetch: volumes.includes(volid) ? null : { url: image, file } };
+  return { volid, fetch: volumes.includes(volid) ? null : { url: image, storage, file } };
 }
 
 export interface Place {

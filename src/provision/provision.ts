@@ -21,8 +21,10 @@ import {
   refuseTaken,
   StorageRow,
   VmRow,
+  vmidTaken,
   VolumeRow,
   type Image,
+  type ImageFetch,
   type Place,
 } from "./machine.ts";
 import { AnswerLost, apiOver, forOperator, PveError, type PveParameters, type PveTransport } from "./pve.ts";
@@ -73,7 +75,7 @@ export async function provision(options: ProvisionOptions): Promise<Made | null>
   const parameters = createParameters(settings, place, options.keys);
   if (dry_run) {
     if (image.fetch)
-      report.call("POST", `/nodes/${place.node}/storage/${image.volid.split(":")[0]}/download-url`, run.fetchParameters(image.fetch));
+      report.call("POST", `/nodes/${place.node}/storage/${image.fetch.storage}/download-url`, run.fetchParameters(image.fetch));
     report.call("POST", `/nodes/${place.node}/qemu`, parameters);
     report.call("PUT", `/nodes/${place.node}/qemu/${settings.vmid}/resize`, { disk: "scsi0", size: `${settings.disk}G` });
     report.call("POST", `/nodes/${place.node}/qemu/${settings.vmid}/status/start`, {});
@@ -176,8 +178,8 @@ class Run {
     try {
       await this.#api.cluster.nextid.$get({ vmid });
     } catch (error) {
-      if (!(error instanceof PveError) || !/already exists/.test(error.message)) throw error;
-      throw taken(vmid);
+      if (!(error instanceof PveError) || !error.is_taken) throw error;
+      throw vmidTaken(vmid, SOMETHING);
     }
   }
 
@@ -202,20 +204,19 @@ class Run {
     }
   }
 
-  fetchParameters({ url, file }: { readonly url: string; readonly file: string }): PveParameters {
+  fetchParameters({ url, file }: ImageFetch): PveParameters {
     const [algorithm, checksum] = (this.#options.settings.image_checksum ?? "").split(":");
     return { content: "import", filename: file, url, ...(checksum !== undefined && { checksum, "checksum-algorithm": algorithm }) };
   }
 
-  async fetch(node: string, volid: string, what: { readonly url: string; readonly file: string }): Promise<void> {
-    const storage = volid.split(":")[0] ?? "";
+  async fetch(node: string, volid: string, what: ImageFetch): Promise<void> {
     const { report, settings } = this.#options;
     if (settings.image_checksum === undefined)
       report.note(`warning: ${what.url} is fetched without a checksum; name one with --image-checksum`);
     report.note(`fetching ${what.url} to ${volid}, once for all machines to come`);
     // Newer than the library's model of the API.
     const parameters = this.fetchParameters(what) as unknown as never;
-    const upid: unknown = await this.#api.nodes.$(node).storage.$(storage)["download-url"].$post(parameters);
+    const upid: unknown = await this.#api.nodes.$(node).storage.$(what.storage)["download-url"].$post(parameters);
     await this.#task(node, upid, "fetch the image");
   }
 
@@ -228,7 +229,7 @@ class Run {
     try {
       upid = await this.#api.nodes.$(node).qemu.$post({ ...parameters } as unknown as Create);
     } catch (error) {
-      if (error instanceof PveError && /already exists/.test(error.message)) throw taken(vmid);
+      if (error instanceof PveError && error.is_taken) throw vmidTaken(vmid, SOMETHING);
       if (!(error instanceof AnswerLost)) throw error;
       upid = await this.#lostCreate(node);
       if (upid === null) throw error;
@@ -268,7 +269,7 @@ class Run {
       try {
         return await work();
       } catch (error) {
-        if (left === 0 || !(error instanceof PveError) || !/can't lock file|got timeout/.test(error.message)) throw error;
+        if (left === 0 || !(error instanceof PveError) || !error.is_locked) throw error;
         await sleep(2_000);
         this.#stillWanted();
       }
@@ -312,13 +313,8 @@ class Run {
   }
 }
 
-const taken = (vmid: number) =>
-  new OperatorError(
-    "E_EXISTS",
-    `VMID ${vmid} is taken`,
-    "Proxmox has a machine or container of that number",
-    "take another with --vmid, or another address",
-  );
+/** Proxmox says no more than this to a token that may not see the other one. */
+const SOMETHING = "Proxmox has a machine or container of that number";
 
 function rows<S extends v.GenericSchema>(schema: S, list: unknown): v.InferOutput<S>[] {
   return Array.isArray(list) ? list.flatMap((row) => (v.is(schema, row) ? [v.parse(schema, row)] : [])) : [];

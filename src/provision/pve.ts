@@ -26,6 +26,16 @@ export class PveError extends Error {
     this.status = status;
     this.path = path;
   }
+
+  /** Another task holds what this one needs, for a while. */
+  get is_locked(): boolean {
+    return /can't lock file|got timeout/.test(this.message);
+  }
+
+  /** The VMID is another machine's, for good. */
+  get is_taken(): boolean {
+    return /already exists/.test(this.message);
+  }
 }
 
 /** Nobody knows whether it was done. */
@@ -75,7 +85,6 @@ export function forOperator(error: unknown, doing: string): OperatorError {
     );
   if (status >= 595)
     return new OperatorError("E_UNREACHABLE", doing, `${status}: ${message}`, "check --pve-node: it is the short name as Proxmox lists it");
-  if (/can't lock file|got timeout/.test(message))
-    return new OperatorError("E_TIMEOUT", doing, message, "another task holds the lock; try again when it has ended");
+  if (error.is_locked) return new OperatorError("E_TIMEOUT", doing, message, "another task holds the lock; try again when it has ended");
   return new OperatorError("E_PROXMOX", doing, message, "see the task's log in Proxmox");
 }

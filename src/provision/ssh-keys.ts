@@ -1,4 +1,4 @@
-import { createHash } from "node:crypto";
+import { fingerprintOf } from "../os/ssh-key.ts";
 
 /** A public key, as a machine is given it. */
 export interface PublicKey {
@@ -26,8 +26,7 @@ export function readPublicKeys(text: string): PublicKey[] {
       .replaceAll(/[^A-Za-z0-9@._-]/g, "-")
       .slice(0, 64)
       .replace(/^-+/, "");
-    const fingerprint = `SHA256:${createHash("sha256").update(blob).digest("base64").replaceAll("=", "")}`;
-    return [{ line: `${type} ${data}${comment === "" ? "" : ` ${comment}`}`, fingerprint }];
+    return [{ line: `${type} ${data}${comment === "" ? "" : ` ${comment}`}`, fingerprint: fingerprintOf(blob) }];
   });
 }
 

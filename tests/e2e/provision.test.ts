@@ -4,8 +4,10 @@ import { mkdir, mkdtemp, readFile, rm, writeFile } from "node:fs/promises";
 import { createServer } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import ssh2 from "ssh2";
 import { binary } from "../../release/fresh.ts";
 import { HttpsTransport } from "../../src/provision/https-transport.ts";
+import { until } from "../fixtures/machines.ts";
 import { PASSWORD, Proxmox, TOKEN, type Trouble } from "../fixtures/proxmox.ts";
 
 const TEST_MS = 60_000;
@@ -196,6 +198,53 @@ test(
     expect([...pve.machines.keys()]).toEqual([150]);
     const winner = racers.findIndex(({ code }) => code === 0);
     expect(pve.machines.get(150)?.["name"]).toBe(["one", "two", "three"][winner]);
+  },
+  TEST_MS,
+);
+
+test.each(["SIGINT", "SIGTERM"] as const)(
+  "%s while the machine is made is answered with what was left",
+  async (signal) => {
+    pve.trouble = "create goes on";
+    const child = Bun.spawn([binary, "provision", ...WHO, ...way()], {
+      cwd: folder,
+      env: { PATH: process.env["PATH"] ?? "", HOME: folder },
+      stdin: "ignore",
+      stdout: "ignore",
+      stderr: "pipe",
+    });
+    await until("the VMID is claimed", () => pve.machines.has(145), TEST_MS);
+    child.kill(signal);
+    const [code, err] = await Promise.all([child.exited, child.stderr.text()]);
+    expect(err).toContain("interrupted (E_TIMEOUT)");
+    expect(err).toContain("VM 145 was made by this run and is left as it is");
+    expect(err).toContain("qm destroy 145 --purge on pve1 removes it");
+    expect(code).toBe(4);
+  },
+  TEST_MS,
+);
+
+test(
+  "once the machine is made, a signal ends add-node at once",
+  async () => {
+    await using silent = createServer((socket) => socket.on("error", () => {}).resume());
+    await new Promise<void>((resolve) => silent.listen(0, "127.0.0.1", resolve));
+    const bound = silent.address();
+    const server = `https://127.0.0.1:${typeof bound === "object" && bound ? bound.port : 0}`;
+    await run(["ca", "init", "--dir", "ca"]);
+    await writeFile(join(folder, "key"), ssh2.utils.generateKeyPairSync("ed25519").private, { mode: 0o600 });
+    const child = Bun.spawn([binary, "add-node", ...WHO, ...way(), "--server", server, "--ca", "ca", "--ssh-key", "key"], {
+      cwd: folder,
+      env: { PATH: process.env["PATH"] ?? "", HOME: folder },
+      stdin: "ignore",
+      stdout: "ignore",
+      stderr: Bun.file(join(folder, "words")),
+    });
+    const made = async () => (await readFile(join(folder, "words"), "utf8")).includes("is made and starts");
+    await until("the machine is made", made, TEST_MS);
+    child.kill("SIGINT");
+    await child.exited;
+    expect(child.signalCode).toBe("SIGINT");
   },
   TEST_MS,
 );

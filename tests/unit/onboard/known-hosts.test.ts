@@ -3,9 +3,9 @@ import { createHmac } from "node:crypto";
 import { mkdtemp, readFile, rm, stat, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import { fingerprintOf } from "../../../src/os/ssh-key.ts";
 import {
   algorithmsFor,
-  fingerprintOf,
   forgetHost,
   hostKeyError,
   hostName,

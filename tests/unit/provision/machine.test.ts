@@ -159,10 +159,16 @@ test("the node, and what is taken", () => {
 
 test.each([
   ["local:import/debian.qcow2", { volid: "local:import/debian.qcow2", fetch: null }],
-  ["https://x/a/debian.qcow2", { volid: "local:import/debian.qcow2", fetch: { url: "https://x/a/debian.qcow2", file: "debian.qcow2" } }],
+  [
+    "https://x/a/debian.qcow2",
+    { volid: "local:import/debian.qcow2", fetch: { url: "https://x/a/debian.qcow2", storage: "local", file: "debian.qcow2" } },
+  ],
   [
     "https://x/noble-server.img",
-    { volid: "local:import/noble-server.qcow2", fetch: { url: "https://x/noble-server.img", file: "noble-server.qcow2" } },
+    {
+      volid: "local:import/noble-server.qcow2",
+      fetch: { url: "https://x/noble-server.img", storage: "local", file: "noble-server.qcow2" },
+    },
   ],
   ["https://x/there.raw", { volid: "local:import/there.raw", fetch: null }],
 ])("the image %s", (image, expected) => {
