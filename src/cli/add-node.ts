@@ -53,7 +53,7 @@ export const addNodeCommand = command({
   about: "Adds a node to the fleet: makes the machine, and makes a node of it",
   examples: [
     "llmgw add-node --name llmgw-node05 --ip 10.0.0.145/24 --server https://10.0.0.140:7443",
-    "llmgw-add-node --name llmgw-node05 --ip 10.0.0.145/24 --server https://10.0.0.140:7443 --cores 8 --memory 32768 --disk 60",
+    "llmgw add-node --name llmgw-node05 --ip 10.0.0.145/24 --server https://10.0.0.140:7443 --cores 8 --memory 32768 --disk 60",
     "llmgw add-node --onboard-only --name gpu-1 --ip 10.0.0.7 --server https://10.0.0.140:7443 --llamacpp-bin /opt/llama.cpp",
   ],
   flags: {
