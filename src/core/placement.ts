@@ -184,7 +184,19 @@ export function place(replica: Replica, rooms: Rooms, start_ms: number, attempt:
   const order = [...rooms.by_node.values()];
   const refusals = order.map((room) => refusalOf(room, spec, rooms)).filter((refusal) => refusal !== null);
   refusals.sort((a, b) => (a.node < b.node ? -1 : 1));
-  return { refusals, reason: order.length === 0 ? "no node has joined" : `none of ${order.length} nodes has room` };
+  return { refusals, reason: reasonOf(refusals, order.length) };
+}
+
+/**
+ * Why no node takes a replica, in one line. What all nodes lack alike is named when it is no matter of room; numbers are not, for
+ * they change all the time, and each new reason is an event.
+ */
+function reasonOf(refusals: readonly Refusal[], nodes: number): string {
+  const [first, ...others] = refusals;
+  if (nodes === 0) return "no node has joined";
+  const named = first?.filter === "engine" || first?.filter === "weights";
+  const alike = others.every(({ needed, available }) => needed === first?.needed && available === first?.available);
+  return named && alike ? `no node can take it: ${first.needed}: ${first.available}` : `none of ${nodes} nodes has room`;
 }
 
 /** The best room for a replica of one rank: not where it just failed to start, if there is another. */

@@ -133,7 +133,21 @@ const CASES: [string, SizedModel, (node: NodeSeen) => NodeSeen, string, string, 
 
 test.each(CASES)("%s refuses a node, with numbers", (_name, spec, change, filter, needed, available) => {
   const result = placed([{ id: "a", gpus: 2 }], spec, change);
-  expect(result).toEqual({ refusals: [{ node: "a", filter, needed, available }], reason: "none of 1 nodes has room" });
+  const named = filter === "engine" || filter === "weights";
+  const reason = named ? `no node can take it: ${needed}: ${available}` : "none of 1 nodes has room";
+  expect(result).toEqual({ refusals: [{ node: "a", filter, needed, available }], reason });
+});
+
+test("what only some nodes lack is no reason for all", () => {
+  const spec = modelOf("m", { engine: "llamacpp", source: "/m" });
+  const without = (node: NodeSeen): NodeSeen => ({ ...node, inventory: { ...node.inventory, weights: [] } });
+  const mixed = (node: NodeSeen): NodeSeen => ({
+    ...node,
+    inventory: { ...node.inventory, weights: [{ name: "/m", fault: `ENOENT on ${node.id}`, shape: null }] },
+  });
+  const nodes = [{ id: "a" }, { id: "b" }];
+  expect(placed(nodes, spec, without)).toMatchObject({ reason: "no node can take it: /m: the node is just looking for it" });
+  expect(placed(nodes, spec, mixed)).toMatchObject({ reason: "none of 2 nodes has room" });
 });
 
 test("weights whose size is being found out are waited for", () => {
