@@ -50,17 +50,13 @@ export function stepReporter(io: Io): Reporter {
   };
 }
 
-/**
- * What onboarding needs, from its flags.
- * @throws OperatorError E_USAGE, E_FILE, E_CONFIG, E_SSH (no key to log in with)
- */
-export async function onboardOptions(
-  path: string,
-  who: { readonly node: string; readonly address: string },
-  flags: FlagValues<typeof onboardFlags>,
-  io: Io,
-): Promise<OnboardOptions> {
-  const { node, address } = who;
+interface Who {
+  readonly node: string;
+  readonly address: string;
+}
+
+/** @throws OperatorError E_USAGE when a node cannot be made of what was typed */
+function refuseWrongWords(path: string, { node, address }: Who, flags: FlagValues<typeof onboardFlags>): void {
   if (!v.safeParse(NodeId, node).success)
     throw usageError(path, `"${node}" cannot be a node id`, "it takes 1-63 of a-z 0-9 -, not starting or ending with -");
   if (isIP(address) === 0)
@@ -69,12 +65,20 @@ export async function onboardOptions(
     throw usageError(path, "--server is missing", "the agent must know whom to dial", "--server https://ADDRESS:7443");
   for (const url of flags.server)
     if (!/^https:\/\/[^/\s]+\/?$/.test(url)) throw usageError(path, `--server cannot be "${url}"`, "it is https://host:port");
-  for (const flag of NODE_PATH_FLAGS)
-    if (flags[flag] !== undefined && !flags[flag].startsWith("/"))
-      throw usageError(path, `--${flag} cannot be "${flags[flag]}"`, "it is a path on the node, and begins with /");
-  for (const flag of NODE_PATH_FLAGS)
-    if (/^\/(var\/)?tmp(\/|$)/.test(flags[flag] ?? ""))
+  for (const flag of NODE_PATH_FLAGS) {
+    const place = flags[flag] ?? "/";
+    if (!place.startsWith("/")) throw usageError(path, `--${flag} cannot be "${place}"`, "it is a path on the node, and begins with /");
+    if (/^\/(var\/)?tmp(\/|$)/.test(place))
       throw usageError(path, `--${flag} cannot be below /tmp`, "the agent has a /tmp of its own, and would not see it");
+  }
+}
+
+/**
+ * What onboarding needs, from its flags.
+ * @throws OperatorError E_USAGE, E_FILE, E_CONFIG, E_SSH (no key to log in with)
+ */
+export async function onboardOptions(path: string, who: Who, flags: FlagValues<typeof onboardFlags>, io: Io): Promise<OnboardOptions> {
+  refuseWrongWords(path, who, flags);
   const home = homedir();
   const { credentials, left_out } = await credentialsOf({
     key_file: flags["ssh-key"] === undefined ? null : resolve(io.cwd, flags["ssh-key"]),
@@ -90,6 +94,7 @@ export async function onboardOptions(
     return path === undefined ? [] : [{ kind, argv: [path, ...engineOf(kind).version_args] }];
   });
   const known = flags["known-hosts"];
+  const { node, address } = who;
   return {
     node,
     address,
