@@ -1,5 +1,5 @@
 import { existsSync } from "node:fs";
-import { statfs } from "node:fs/promises";
+import { open, statfs } from "node:fs/promises";
 import { dirname } from "node:path";
 import { SQL } from "bun";
 import { messageOf, OperatorError } from "../protocol/errors.ts";
@@ -28,6 +28,8 @@ export class Database {
   static async open(path: string): Promise<Database> {
     if (existsSync(path)) await inspect(path);
     try {
+      // SQLite gives its log the mode of its file, and makes a file of its own readable by all.
+      await (await open(path, "a", 0o600)).close();
       const sql = new SQL({ adapter: "sqlite", filename: path, create: true, readwrite: true });
       for (const pragma of ["locking_mode = EXCLUSIVE", "journal_mode = WAL", "synchronous = FULL"]) await sql.unsafe(`PRAGMA ${pragma}`);
       // The lock is taken by the first write.

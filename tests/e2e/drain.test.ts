@@ -1,5 +1,8 @@
 // A node is emptied under load: nothing fails, nothing is ever missing, also when the server dies half-way.
 import { afterAll, beforeAll, expect, test } from "bun:test";
+import { readFile } from "node:fs/promises";
+import { join } from "node:path";
+import { binary } from "../../release/fresh.ts";
 import { Fleet, runBinary } from "./fleet.ts";
 
 const TEST_MS = 120_000;
@@ -107,17 +110,25 @@ test(
 test(
   "without room a drain says so and waits; --stop-first goes on",
   async () => {
-    for (const id of fleet.nodes.slice(1)) await fleet.must("ctl", "cordon", id);
-    await fleet.must("ctl", "drain", "n1", "--detach");
-    const here = (await fleet.nodeViews()).find(({ id }) => id === "n1")?.replicas ?? [];
-    if (here.length > 0) {
-      const waiting = await fleet.waitFor("the reason", async () => (await fleet.replicas()).find(({ state }) => state === "pending"));
-      expect(waiting.reason).toContain("keeps serving");
-      expect((await fleet.must("ctl", "why", "replica", waiting.id)).out).toMatch(/n2 +cordon/);
-      expect(await readyCount()).toBe(2);
-    }
-    await fleet.must("ctl", "drain", "n1", "--stop-first");
-    expect((await fleet.nodeViews()).find(({ id }) => id === "n1")?.replicas).toEqual([]);
+    const node = (await fleet.nodeViews()).find(({ replicas }) => replicas.length > 0)?.id ?? "";
+    const others = fleet.nodes.filter((id) => id !== node);
+    for (const id of others) await fleet.must("ctl", "cordon", id);
+    const words = join(fleet.folder, "drain.words");
+    const draining = Bun.spawn([binary, "ctl", "drain", node], {
+      env: { LLMGW_CONFIG: fleet.ctlConfig },
+      stdin: "ignore",
+      stdout: "ignore",
+      stderr: Bun.file(words),
+    });
+    const way = `; without it: llmgw ctl drain ${node} --stop-first`;
+    await fleet.waitFor("the way on", async () => (await readFile(words, "utf8")).includes(way));
+    const waiting = await fleet.waitFor("the reason", async () => (await fleet.replicas()).find(({ state }) => state === "pending"));
+    expect(waiting.reason).toContain("keeps serving");
+    expect((await fleet.must("ctl", "why", "replica", waiting.id)).out).toMatch(new RegExp(`${others[0]} +cordon`));
+    expect(await readyCount()).toBe(2);
+    await fleet.must("ctl", "drain", node, "--stop-first");
+    expect(await draining.exited).toBe(0);
+    expect((await fleet.nodeViews()).find(({ id }) => id === node)?.replicas).toEqual([]);
     for (const id of fleet.nodes) await fleet.must("ctl", "uncordon", id);
     await fleet.ready("m");
   },

@@ -138,16 +138,17 @@ async function waitEmpty(client: AdminClient, id: string, io: Io): Promise<void>
       const why = `${here.length} replicas were still there`;
       throw new OperatorError("E_BAD_REQUEST", `the drain of ${id} was taken back`, why, `llmgw ctl drain ${id}`);
     }
-    const text = here.map((replica) => describe(replica, items)).join("\n");
+    const text = here.map((replica) => describe(id, replica, items)).join("\n");
     if (text !== last) io.err(text);
     last = text;
   }
 }
 
-function describe(replica: ReplicaView, all: readonly ReplicaView[]): string {
+function describe(node: string, replica: ReplicaView, all: readonly ReplicaView[]): string {
   const next = all.find((each) => each.model === replica.model && ["pending", "failed", "fetching", "starting"].includes(each.state));
   const waits = replica.state === "ready" && next ? `; ${next.id}, which is to take its place, is ${next.state}: ${next.reason}` : "";
-  return `${replica.id} is ${replica.state}, ${replica.in_flight} requests in flight${waits}`;
+  const way = waits !== "" && next?.state === "pending" ? `; without it: llmgw ctl drain ${node} --stop-first` : "";
+  return `${replica.id} is ${replica.state}, ${replica.in_flight} requests in flight${waits}${way}`;
 }
 
 export const thawCommand = command({

@@ -1,5 +1,5 @@
 import { afterEach, beforeEach, expect, test } from "bun:test";
-import { mkdtemp, readFile, rm, writeFile } from "node:fs/promises";
+import { mkdtemp, readdir, readFile, rm, stat, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { SQL } from "bun";
@@ -103,6 +103,14 @@ test("a new store takes over who may ask and who is refused, once; one that is n
   const again = await Store.open(folder, 9, () => Promise.reject(new Error("asked again")));
   expect((await again.keys()).map(({ revoked_ms }) => revoked_ms)).toEqual([8_000]);
   await again.close();
+});
+
+test("what is stored can be read by its owner alone, also what is not in the database yet", async () => {
+  const database = await Database.open(file);
+  await database.script("CREATE TABLE t (a INTEGER); INSERT INTO t VALUES (1)");
+  for (const name of await readdir(folder)) expect([name, (await stat(join(folder, name))).mode & 0o777]).toEqual([name, 0o600]);
+  expect(await readdir(folder)).toContain("llmgw.db-wal");
+  await database.close();
 });
 
 test("one server per state folder", async () => {
