@@ -10,8 +10,8 @@ import { buildIfStale, root, runHere } from "./fresh.ts";
 
 const PLAIN = ["tests/unit", "tests/property", "tests/sim", "tests/e2e", "tests/architecture.test.ts", "tests/tidy.test.ts"];
 const SYSTEM = ["tests/system"];
-/** Files that are run side by side: they wait more than they compute, also where there are only two cores. */
-const WORKERS = 3;
+/** How many files are run side by side: most wait more than they compute; whole machines compute more. */
+const workersFor = (paths: readonly string[]) => (paths.some((path) => path.startsWith("tests/system")) ? 2 : 3);
 
 interface Counts {
   passed: number;
@@ -40,7 +40,13 @@ async function test(paths: readonly string[]): Promise<Counts> {
   try {
     const report = join(folder, "report.xml");
     // A busy machine makes tests slow, not wrong; those that wait for processes name their own, longer limits.
-    const options = [`--parallel=${WORKERS}`, "--timeout=60000", "--reporter=junit", `--reporter-outfile=${report}`, "--only-failures"];
+    const options = [
+      `--parallel=${workersFor(paths)}`,
+      "--timeout=60000",
+      "--reporter=junit",
+      `--reporter-outfile=${report}`,
+      "--only-failures",
+    ];
     const code = await runHere([process.execPath, "test", ...options, ...paths.map((path) => `./${path}`)]);
     const counts = count(existsSync(report) ? await readFile(report, "utf8") : "");
     // A file that does not load has no case of its own in the report, and a run that was cut short has no report.

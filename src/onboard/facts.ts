@@ -1,5 +1,6 @@
 import * as v from "valibot";
 import { OperatorError, parseAs } from "../protocol/errors.ts";
+import { ONBOARD_SETTLED_MS } from "../protocol/limits.ts";
 import { ENGINE_USER, NODE_PATHS } from "./node-paths.ts";
 
 /** Which tool goes with which folder: Debian and Alpine, Fedora, SUSE, Arch. */
@@ -49,12 +50,18 @@ if [ -s ${NODE_PATHS.key} ] && [ -x ${NODE_PATHS.binary} ]; then
 fi
 say active "$(systemctl is-active llmgw-agent 2>/dev/null)"
 say enabled "$(systemctl is-enabled llmgw-agent 2>/dev/null)"
+show() { systemctl show -p "$1" llmgw-agent 2>/dev/null | cut -d= -f2; }
+if [ "$(show NeedDaemonReload)" = yes ]; then say unread yes; fi
+say restarts "$(show NRestarts)"
+say active_since_us "$(show ActiveEnterTimestampMonotonic)"
+say uptime_s "$(cut -d. -f1 /proc/uptime)"
 echo llmgw-facts-end
 `;
 
 const Yes = v.optional(v.literal("yes"));
 const FreeKiB = v.pipe(v.string(), v.regex(/^\d+$/, "not a number of KiB"));
 const Digest = v.optional(v.pipe(v.string(), v.regex(/^[0-9a-f]{64}$/, "not a sha256 digest")));
+const Count = v.optional(v.pipe(v.string(), v.regex(/^\d+$/, "not a number"), v.transform(Number)), "0");
 const OptionalText = v.optional(v.string(), "");
 
 const Lines = v.object({
@@ -82,6 +89,10 @@ const Lines = v.object({
   csr: v.optional(v.string()),
   active: OptionalText,
   enabled: OptionalText,
+  unread: Yes,
+  restarts: Count,
+  active_since_us: Count,
+  uptime_s: Count,
 });
 
 /** Free bytes of a folder's file system; `readonly` names the folder when nothing can be written there. */
@@ -124,6 +135,10 @@ export interface NodeFacts {
   readonly csr: string | null;
   readonly active: string;
   readonly enabled: string;
+  /** The agent's unit, or a drop-in of it, is another than systemd knows. */
+  readonly unread: boolean;
+  /** systemd had to start the agent again, and not long ago: it may only look as if it ran. */
+  readonly restless: boolean;
 }
 
 /**
@@ -176,5 +191,7 @@ export function parseFacts(output: string): NodeFacts {
     csr: decode(said.csr),
     active: said.active,
     enabled: said.enabled,
+    unread: said.unread === "yes",
+    restless: said.restarts > 0 && (said.uptime_s - said.active_since_us / 1e6) * 1_000 < ONBOARD_SETTLED_MS,
   };
 }

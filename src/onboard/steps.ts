@@ -206,10 +206,12 @@ systemctl restart "$1"
 
 const start: Step = {
   name: "agent",
-  need: (_job, { active, enabled }, due) => {
+  need: (_job, { active, enabled, unread, restless }, due) => {
     const changed = RESTART_AFTER.filter((name) => due.has(name));
     if (active !== "active") return `it does not run (${active || "never started"})`;
     if (changed.length > 0) return `new ${changed.join(", ")}; what it serves goes on`;
+    if (unread) return "its unit was changed, and systemd has not read it; what it serves goes on";
+    if (restless) return "systemd has to start it again and again";
     return enabled === "enabled" ? null : "it would not start at boot";
   },
   apply: async ({ shell }) => {

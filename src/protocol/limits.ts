@@ -339,6 +339,8 @@ export const ONBOARD_STATE_SPACE_BYTES = 1024 * 1024 * 1024;
 export const ONBOARD_JOIN_MS = 60_000;
 /** An agent that ended this often since it was started is not waited for. */
 export const ONBOARD_RESTARTS_COUNT = 3;
+/** An agent that systemd had to start again, and that has run for less than this, is not taken for one that runs. */
+export const ONBOARD_SETTLED_MS = 30_000;
 /** A node's certificate is called near its end this long before. */
 export const CERTIFICATE_WARN_MS = 2_592_000_000;
 /** What runs on a node that is removed by force has this long to end. */

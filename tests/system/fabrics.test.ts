@@ -25,10 +25,10 @@ beforeAll(async () => {
   await lab.startManager(A, 0);
   await lab.startManager(B, 0, true);
   const both = async (fabric: string) => (await managersOf(fabric)) >= 1;
-  await until(async () => (await both(A)) && (await both(B)), 30_000);
+  await until(async () => (await both(A)) && (await both(B)), LONG_MS / 3);
   await lab.startManager(A, 1);
   await lab.startManager(B, 1, true);
-  await until(async () => (await managersOf(A)) === 2 && (await managersOf(B)) === 2, 60_000);
+  await until(async () => (await managersOf(A)) === 2 && (await managersOf(B)) === 2, LONG_MS / 3);
 }, LONG_MS);
 afterAll(async () => {
   if (missing === null) await lab.close();

@@ -37,6 +37,8 @@ const NODE: NodeFacts = {
   csr: null,
   active: "inactive",
   enabled: "",
+  unread: false,
+  restless: false,
 };
 
 async function here(script: string, ...args: string[]): Promise<string> {
@@ -215,6 +217,28 @@ describe("steps", () => {
     );
     expect(some).toEqual(["unit", "agent", "joined"]);
   });
+  test.each([
+    [{}, null],
+    [{ active: "failed" }, "does not run"],
+    [{ enabled: "disabled" }, "at boot"],
+    [{ unread: true }, "has not read it"],
+    [{ restless: true }, "again and again"],
+  ])("an agent that is %p is started when that is needed", async (state, why) => {
+    const agent = STEPS.flat().find(({ name }) => name === "agent");
+    const said = await agent?.need(job, { ...NODE, active: "active", enabled: "enabled", ...state }, new Set());
+    if (why === null) expect(said).toBeNull();
+    else expect(said).toContain(why);
+  });
+});
+
+test.each([
+  ["", false],
+  ["restarts 30\nactive_since_us 999000000\nuptime_s 1000", true],
+  ["restarts 1\nactive_since_us 900000000\nuptime_s 1000", false],
+  ["restarts 0\nactive_since_us 999000000\nuptime_s 1000", false],
+])("an agent of which systemd says %p", (lines, restless) => {
+  const facts = ["clock 1", "hostname n", "arch x86_64", "bin_free 1", "etc_free 1", "state_free 1", lines].join("\n");
+  expect(parseFacts(`llmgw-facts-begin\n${facts}\nllmgw-facts-end\n`).restless).toBe(restless);
 });
 
 test("a word of a remote command line means itself", async () => {
