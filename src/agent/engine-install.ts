@@ -30,7 +30,10 @@ export interface Installed {
 /** Tells how far an installation is. */
 type Tell = (phase: EngineInstall["phase"], detail: string) => void;
 
-/** Engines of a kind under `<root>/<kind>/<version>/`, newest first. Folders that were never finished are passed over. */
+/**
+ * Engines of a kind under `<root>/<kind>/<version>/`, newest first. Folders that were never finished, or have lost their
+ * program, are passed over.
+ */
 export async function installedEngines(root: string, kind: EngineKind): Promise<Installed[]> {
   const versions = await readdir(join(root, kind)).catch(() => []);
   const found = (await Promise.all(versions.map((version) => engineIn(join(root, kind, version), kind, version)))).flat();
@@ -43,8 +46,10 @@ async function engineIn(folder: string, kind: EngineKind, name: string): Promise
   // It may be removed at this very moment.
   const about = await stat(file).catch(() => null);
   if (!mark.success || about === null || mark.output.version !== name) return [];
-  const { program, version, note, features } = mark.output;
-  return [{ at_ms: about.mtimeMs, engine: { kind, version, folder, program: join(folder, program), note, features } }];
+  const { version, note, features } = mark.output;
+  const program = join(folder, mark.output.program);
+  if ((await stat(program).catch(() => null)) === null) return [];
+  return [{ at_ms: about.mtimeMs, engine: { kind, version, folder, program, note, features } }];
 }
 
 interface InstallJob {

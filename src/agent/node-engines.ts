@@ -143,8 +143,12 @@ export class NodeEngines {
 
   /** Why an engine would refuse what it is to be started with, in a sentence; null when nothing is known to speak against it. */
   async refusal(launch: RankLaunch, weights_path: string | null): Promise<string | null> {
-    const program = this.program(launch.engine);
-    return program === null ? null : this.#questions.refusal(launch, program.path, weights_path);
+    const { engine } = launch;
+    if (isInstallable(engine)) await this.#lookAgain(engine);
+    const program = this.program(engine);
+    if (program !== null) return this.#questions.refusal(launch, program.path, weights_path);
+    const reason = isInstallable(engine) ? this.#choices.get(engine)?.reason : "";
+    return `this node does not offer it${reason ? `: ${reason}` : ""}`;
   }
 
   /** Whether an engine takes every flag llmgw would ever give it. @throws OperatorError E_ENGINE */
@@ -230,8 +234,12 @@ export class NodeEngines {
     }
   }
 
-  /** Removes versions that were in use until a while ago, and what was fetched for them. Never rejects. */
+  /**
+   * Looks whether what is in use is still there, and removes versions that were in use until a while ago with what was fetched
+   * for them. Never rejects.
+   */
   async tidy(): Promise<void> {
+    for (const kind of INSTALLABLE_KINDS) await this.#lookAgain(kind);
     if (this.installs().every(({ phase }) => phase === "installed" || phase === "unsuited"))
       await removeDownloads(this.#root).catch(() => {});
     for (const { kind, version, phase } of this.installs()) {
@@ -247,6 +255,15 @@ export class NodeEngines {
     const use = this.#choices.get(kind)?.use;
     const gone = await removeOthers(this.#root, kind, new Set([version, ...(use ? [use.version] : []), ...running(kind)]));
     if (gone.length > 0) log.info("removed engines that nothing uses", { engine: kind, versions: gone.join(" ") });
+  }
+
+  /** Proves anew a program that is no longer the file that was proved; one that is gone is installed again. */
+  async #lookAgain(kind: InstallableKind): Promise<void> {
+    const use = this.#choices.get(kind)?.use;
+    if (!use || this.#proofs.has(await proofKey(use.path))) return;
+    this.#options.log.warn("an engine is not the file that it was", { engine: kind, program: use.path });
+    await this.#choose(kind);
+    this.#begin(kind);
   }
 
   /** Decides which program new ranks are started with. */
@@ -275,10 +292,7 @@ export class NodeEngines {
 
   /** Runs a program to see that it works here and takes what llmgw would give it; once, while it is the same file. */
   async #prove(kind: InstallableKind, path: string, features: readonly string[]): Promise<Proof> {
-    const about = await realpath(path)
-      .then((real) => stat(real))
-      .catch(() => null);
-    const key = `${path}\n${about?.mtimeMs ?? 0}\n${about?.size ?? 0}`;
+    const key = await proofKey(path);
     const known = this.#proofs.get(key);
     if (known) return known;
     const proof = this.#proveNow(kind, path, features);
@@ -310,6 +324,14 @@ export class NodeEngines {
       this.#options.log.warn("cannot remember which engines are used", { why: messageOf(error) });
     });
   }
+}
+
+/** A program as it is now: what was proved of it holds while this is the same. */
+async function proofKey(path: string): Promise<string> {
+  const about = await realpath(path)
+    .then((real) => stat(real))
+    .catch(() => null);
+  return `${path}\n${about?.mtimeMs ?? 0}\n${about?.size ?? 0}`;
 }
 
 type Tell = (phase: EngineInstall["phase"], detail: string) => void;

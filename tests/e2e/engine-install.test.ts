@@ -145,6 +145,46 @@ tested(
 );
 
 tested(
+  "an engine whose files were lost is installed again, and what it served comes back",
+  async () => {
+    const [old = 0] = await fleet.enginePids("m");
+    await rm(join(fleet.folder, "n1", "state", "engines", "llamacpp"), { recursive: true });
+    process.kill(old, "SIGKILL");
+    const back = await fleet.waitFor(
+      "the model to be back",
+      async () => {
+        const [pid] = await fleet.enginePids("m");
+        return pid !== old && pid;
+      },
+      120_000,
+    );
+    await fleet.ready("m");
+    expect(await fleet.enginePids("m")).toEqual([back]);
+    expect(await runsFrom()).toBe("b8");
+    expect(await engine()).toMatchObject({ version: "b8", state: "installed" });
+    expect(await fleet.log("n1")).toContain("an engine is not the file that it was");
+  },
+  TEST_MS,
+);
+
+tested(
+  "an agent that is killed while it fetches a version goes on with it, and its engine serves on",
+  async () => {
+    const serving = await fleet.enginePids("m");
+    await site.add("b9", "slow");
+    await fleet.nameEngines({ llamacpp: "b9", mirror: site.url });
+    await fleet.waitFor("it to be fetched", async () => (await engine())?.state === "fetching");
+    await fleet.signal("n1", "SIGKILL");
+    expect(await fleet.enginePids("m")).toEqual(serving);
+    fleet.startAgent("n1");
+    await fleet.waitFor("the model to run on b9", async () => (await runsFrom()) === "b9", 120_000);
+    await fleet.ready("m");
+    await fleet.waitFor("b8 to be removed", async () => (await versions()).join() === "b9", 60_000);
+  },
+  TEST_MS,
+);
+
+tested(
   "an agent that starts without a server offers what it used before, and with no version named nothing is offered",
   async () => {
     await fleet.signal("server", "SIGKILL");
@@ -152,10 +192,10 @@ tested(
     fleet.startAgent("n1");
     fleet.startServer();
     await fleet.waitFor("the node to be back", async () => (await fleet.status()).nodes.ready === 1);
-    await fleet.waitFor("its engine", async () => (await engine())?.version === "b8");
-    expect(await runsFrom()).toBe("b8");
+    await fleet.waitFor("its engine", async () => (await engine())?.version === "b9");
+    expect(await runsFrom()).toBe("b9");
     await fleet.nameEngines({});
-    await fleet.waitFor("it to be withdrawn", async () => (await engine())?.version !== "b8");
+    await fleet.waitFor("it to be withdrawn", async () => (await engine())?.version !== "b9");
     expect(await fleet.enginePids("m")).toHaveLength(1);
   },
   TEST_MS,
