@@ -14,18 +14,23 @@ import type { KeyRow } from "./store.ts";
 
 /** The fleet as the admin API shows it. Pure: everything comes in. */
 
+/** What becomes of its replicas goes by how long it is silent, as with any node. */
+const REVOKED = { state: "refused", state_reason: "its certificate was revoked, and it has not come with a newer one" } as const;
+
 export function nodeViews(fleet: Fleet, now_ms: number): NodeView[] {
   const { islands } = fleet.fabrics(now_ms);
   return [...fleet.nodes.values()]
     .map((node): NodeView => {
       const { inventory, id, address, agent_version, last_seen_ms, joined_ms, clock_offset_ms, certificate_expires_ms } = node.kept;
       const replicas = fleet.replicas.filter((replica) => replica.placements.some((placement) => placement.node === id) && holds(replica));
+      const heard_ms = node.session?.last_seen_ms ?? last_seen_ms;
+      const revoked = fleet.revocations.some(({ name, until_ms }) => name === id && until_ms >= heard_ms);
       return {
         id,
-        ...stateOf(node, fleet.listening_ms, now_ms),
+        ...(revoked ? REVOKED : stateOf(node, fleet.listening_ms, now_ms)),
         address,
         agent_version,
-        last_seen_ms: node.session?.last_seen_ms ?? last_seen_ms,
+        last_seen_ms: heard_ms,
         joined_ms,
         clock_offset_ms,
         certificate_expires_ms,
@@ -186,6 +191,8 @@ function warningsOf(
   for (const node of nodes) {
     if (node.state === "lost" || node.state === "suspect")
       add(`node-${node.state}`, `node/${node.id}`, node.state_reason, "check the machine and journalctl -u llmgw-agent there");
+    if (node.state === "refused")
+      add("node-refused", `node/${node.id}`, node.state_reason, `llmgw ctl node remove ${node.id}, or llmgw onboard --renew for it`);
   }
   for (const model of modelViews(fleet, now_ms)) {
     if (model.ready < model.wanted)

@@ -222,12 +222,16 @@ test("a revoked node is out at once and after a restart; one issued later is in;
   expect((await told).revocations).toMatchObject([{ name: "a" }]);
   await until("the gateway is told", () => plane.snapshot?.revocations[0]?.name === "a");
   await refusal(agent.report());
+  const state = async () => (await plane.items("nodes")).find(({ id }) => id === "a")?.["state"];
+  expect(await state()).toBe("refused");
   await plane.stop();
   await plane.start();
   await refusal(agent.join());
+  expect(await state()).toBe("refused");
   await until("the clock has moved on", () => Date.now() > (plane.snapshot?.revocations[0]?.until_ms ?? 0) + 5);
   const renewed = await plane.agent("a");
   expect((await renewed.join()).status).toBe(200);
+  expect(await state()).toBe("ready");
 });
 
 test("a log of a replica that is not there, or whose node is away, is an error with a reason", async () => {
