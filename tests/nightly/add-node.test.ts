@@ -83,6 +83,13 @@ test(
     // 2 is a warning: what Proxmox writes uses a word that cloud-init calls deprecated.
     expect(await there("cloud-init status --wait || [ $? = 2 ]")).toContain("status: done");
 
+    // A clock of its own, which can be wrong.
+    await there("date", "--set=+2hours");
+    const who = ["--node", "llmgw-node05", "--addr", address, "--server", server.url, "--ca", at("ca")];
+    const late = await succeed(binary, "onboard", ...who, "--ssh-key", lab.key, "--known-hosts", at(".ssh/known_hosts")).catch(String);
+    expect(late).toMatch(/clock.* 2 h ahead/s);
+    await there("date", "--set=-2hours");
+
     await writeTinyGguf(at("m.gguf"));
     await succeed("scp", ...ssh.slice(1, -1), at("m.gguf"), `root@${address}:/opt/m.gguf`);
     expect(await server.chat("m", 180_000)).toMatchObject({ model: "m", usage: { completion_tokens: 5 } });

@@ -144,6 +144,25 @@ interface Listed {
 }
 const listed = async () => (JSON.parse(await server.ctl("replicas", "-o", "json")) as { items: Listed[] }).items[0];
 
+machineTest("an older agent that serves is replaced, and its engine serves on", async () => {
+  const [commit = ""] = /(?<=commit )[0-9a-f]{12}/.exec(await succeed(binary, "version")) ?? [];
+  const text = (await readFile(binary)).toString("latin1").replaceAll(commit, "0".repeat(12));
+  await writeFile(at("older"), Buffer.from(text, "latin1"), { mode: 0o755 });
+  const onboarded = async (...more: string[]) => {
+    const { code, err } = await onboard(node, ...more);
+    expect({ code, done: done(err) }).toEqual({ code: 0, done: ["server", "ssh", "facts", "binary", "agent", "joined"] });
+  };
+  await onboarded("--binary", at("older"));
+  expect(await node.run("/usr/local/bin/llmgw", "version")).toContain("commit 000000000000");
+  await until("the replica is ready", async () => (await listed())?.state === "ready", 30_000);
+  const pid = (await listed())?.ranks[0]?.engine_pid;
+  expect(pid).toBeNumber();
+  await onboarded();
+  expect(await node.run("/usr/local/bin/llmgw", "version")).toContain(`commit ${commit}`);
+  await until("the engine is reported again", async () => (await listed())?.ranks[0]?.engine_pid === pid, 20_000);
+  expect((await listed())?.failures).toBe(0);
+});
+
 machineTest("a rank is a service of its own, which outlives every end of the agent", async () => {
   await until("the replica is ready", async () => (await listed())?.state === "ready", 30_000);
   const [rank] = (await listed())?.ranks ?? [];
