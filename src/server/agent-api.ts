@@ -100,6 +100,7 @@ export class AgentApi {
       last_seen_ms: now_ms,
       clock_offset_ms: join.clock_ms - now_ms,
       certificate_expires_ms: peer.expires_ms,
+      certificate_issued_ms: peer.issued_ms,
       machine_id: join.session_key.machine_id,
       peer_address: peer.address,
       inventory: join.inventory,
@@ -198,6 +199,7 @@ export class AgentApi {
         last_seen_ms: now_ms,
         clock_offset_ms: report.clock_ms - now_ms,
         certificate_expires_ms: peer.expires_ms,
+        certificate_issued_ms: peer.issued_ms,
         inventory: report.inventory ?? entry.kept.inventory,
       };
       if (report.inventory) await store.saveNode(entry.kept);

@@ -76,6 +76,8 @@ export const StoredNode = v.object({
   last_seen_ms: v.number(),
   clock_offset_ms: v.number(),
   certificate_expires_ms: v.number(),
+  /** Absent when a version of llmgw kept it that did not know this. */
+  certificate_issued_ms: v.optional(v.number()),
   /** The machine it is, and the address its messages came from last. */
   machine_id: v.string(),
   peer_address: v.string(),

@@ -7,6 +7,7 @@ import type { GatewayStatus } from "../protocol/gateway-api.ts";
 import { freezeOf } from "../core/loss.ts";
 import { DEFAULT_POLICY, holds } from "../core/world.ts";
 import { PROTOCOL } from "../protocol/protocol.ts";
+import { isRevoked } from "../protocol/plan.ts";
 import { VERSION } from "../protocol/version.ts";
 import { engineWarnings } from "./engine-views.ts";
 import { cordonOf, stateOf, type Fleet } from "./fleet.ts";
@@ -23,14 +24,13 @@ export function nodeViews(fleet: Fleet, now_ms: number): NodeView[] {
     .map((node): NodeView => {
       const { inventory, id, address, agent_version, last_seen_ms, joined_ms, clock_offset_ms, certificate_expires_ms } = node.kept;
       const replicas = fleet.replicas.filter((replica) => replica.placements.some((placement) => placement.node === id) && holds(replica));
-      const heard_ms = node.session?.last_seen_ms ?? last_seen_ms;
-      const revoked = fleet.revocations.some(({ name, until_ms }) => name === id && until_ms >= heard_ms);
+      const revoked = isRevoked(fleet.revocations, { name: id, issued_ms: node.kept.certificate_issued_ms ?? Infinity });
       return {
         id,
         ...(revoked ? REVOKED : stateOf(node, fleet.listening_ms, now_ms)),
         address,
         agent_version,
-        last_seen_ms: heard_ms,
+        last_seen_ms: node.session?.last_seen_ms ?? last_seen_ms,
         joined_ms,
         clock_offset_ms,
         certificate_expires_ms,

@@ -1,5 +1,6 @@
 // A node is taken out of the fleet, in use or not, living or dead, and its certificate with it.
 import { afterAll, beforeAll, expect, test } from "bun:test";
+import { join } from "node:path";
 import { NodeList, type NodeView } from "../../src/protocol/admin-api.ts";
 import { parseAs } from "../../src/protocol/errors.ts";
 import { Fleet } from "./fleet.ts";
@@ -19,6 +20,23 @@ const holder = async (): Promise<string> => {
   return replica?.ranks[0]?.node ?? "";
 };
 const refusal = (...words: string[]) => fleet.must("ctl", "node", "remove", ...words).then(() => "", String);
+
+test(
+  "a revoked node is listed as refused; with a new certificate in place its agent comes back by itself, and its engine serves on",
+  async () => {
+    const node = await holder();
+    const serving = await fleet.enginePids("m");
+    const state = async () => (await nodes()).find(({ id }) => id === node)?.state;
+    await fleet.must("ctl", "revoke", node);
+    expect(await state()).toBe("refused");
+    const address = fleet.addresses[fleet.nodes.indexOf(node)] ?? "";
+    await fleet.issue("issue-node", node, "--ip", address, "--out", join(fleet.folder, node, "tls"));
+    await fleet.waitFor("the node to be back", async () => (await state()) === "ready", 60_000);
+    expect(await fleet.enginePids("m")).toEqual(serving);
+    expect(await holder()).toBe(node);
+  },
+  TEST_MS,
+);
 
 test(
   "a node in use is not removed unless forced; then its replica runs elsewhere, and its agent is refused",
