@@ -7,7 +7,7 @@ import { checkHelp, refusalBy, refusalIn, widestCommands } from "../engines/chec
 import type { Engine, EngineCommand } from "../engines/engine.ts";
 import { engineOf } from "../engines/registry.ts";
 import { makeFolderOnce, readIfThere, writeAtomic } from "../os/files.ts";
-import { userOf } from "../os/process.ts";
+import { userOf } from "../os/user.ts";
 import { runProgram, type Ran } from "../os/run-program.ts";
 import type { EngineCheck } from "../protocol/engine-check.ts";
 import { messageOf, OperatorError } from "../protocol/errors.ts";

@@ -1,5 +1,5 @@
 import { discoverHardware } from "../hardware/discover.ts";
-import { userOf } from "../os/process.ts";
+import { userOf } from "../os/user.ts";
 import type { AgentConfig } from "../protocol/config.ts";
 import type { FabricPort, Inventory } from "../protocol/inventory.ts";
 

@@ -1,5 +1,5 @@
 import { readdir, readFile } from "node:fs/promises";
-import { existsSync, readFileSync } from "node:fs";
+import { readFileSync } from "node:fs";
 import { spawn } from "node:child_process";
 import type { ChildProcess } from "node:child_process";
 import { setTimeout as sleep } from "node:timers/promises";
@@ -92,23 +92,6 @@ export async function memoryOfSession(session: number): Promise<number | null> {
     kib += Number(share?.[1] ?? 0);
   }
   return kib === 0 ? null : kib * 1_024;
-}
-
-/** A user of this machine. */
-export interface UnixUser {
-  readonly name: string;
-  readonly uid: number;
-  readonly gid: number;
-  /** "" when there is no such folder. */
-  readonly home: string;
-}
-
-/** Looks a user up as the system does; null when there is none of that name. */
-export async function userOf(name: string): Promise<UnixUser | null> {
-  const child = Bun.spawn(["getent", "passwd", name], { stdin: "ignore", stdout: "pipe", stderr: "ignore" });
-  const [, , uid, gid, , home = ""] = (await new Response(child.stdout).text()).trim().split(":");
-  if (uid === undefined || gid === undefined) return null;
-  return { name, uid: Number(uid), gid: Number(gid), home: existsSync(home) ? home : "" };
 }
 
 /** The id of this boot of the machine. */

@@ -305,6 +305,8 @@ export const GANG_PORTS_COUNT = 16;
 /** All ranks of a gang must have found each other within this time. */
 export const RENDEZVOUS_MS = 300_000;
 
+/** The system must say within this time who a user is. */
+export const USER_LOOKUP_MS = 10_000;
 /** An ssh connection to a new node must be logged in within this time, in one try. */
 export const SSH_READY_MS = 20_000;
 /** Wait between two tries while a machine does not speak ssh yet. */

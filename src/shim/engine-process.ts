@@ -1,7 +1,7 @@
 import type { ChildProcess } from "node:child_process";
 import type { EngineCommand, StopStep } from "../engines/engine.ts";
 import { ATTEMPT_VARIABLE, signalProcess, spawnSession, sweepAttempt } from "../os/process.ts";
-import type { UnixUser } from "../os/process.ts";
+import type { UnixUser } from "../os/user.ts";
 import { ENGINE_OUTPUT_MS, RANK_SWEEP_MS } from "../protocol/limits.ts";
 import type { RankLog, Secret } from "./rank-log.ts";
 import { lineSplitter } from "./rank-log.ts";

@@ -11,7 +11,6 @@ import {
   spawnSession,
   startTimeOf,
   sweepAttempt,
-  userOf,
   watchOwner,
 } from "../../../src/os/process.ts";
 import { waitGone } from "./process-for-tests.ts";
@@ -107,10 +106,4 @@ test("what a session reads and holds shows as its intake", async () => {
   expect(await intakeOf(idle)).toBeGreaterThan(0);
   signalProcess(idle, "SIGKILL", "group");
   await until("nothing of one that is gone", async () => (await intakeOf(idle)) === 0);
-});
-
-test("users are found as the system finds them", async () => {
-  const name = (await new Response(Bun.spawn(["id", "-un"], { stdin: "ignore", stdout: "pipe" }).stdout).text()).trim();
-  expect(await userOf(name)).toMatchObject({ name, uid: process.getuid?.() ?? -1 });
-  expect(await userOf("no-such-user-here")).toBeNull();
 });
