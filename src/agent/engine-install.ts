@@ -1,15 +1,18 @@
-import { chmod, lstat, mkdir, readdir, readlink, realpath, rename, rm, stat, statfs } from "node:fs/promises";
-import { dirname, join, relative, sep } from "node:path";
+import { chmod, mkdir, mkdtemp, readdir, rename, rm, stat, statfs } from "node:fs/promises";
+import { dirname, join, relative } from "node:path";
 import * as v from "valibot";
+import { pythonFault } from "../engines/python-fault.ts";
 import { chooseBuild } from "../engines/releases.ts";
 import { readIfThere, writeAtomic } from "../os/files.ts";
+import { sweepTagged } from "../os/process.ts";
 import { runProgram } from "../os/run-program.ts";
 import type { EngineInstall, Recipe, ReleaseFile, WantedEngine } from "../protocol/engine-release.ts";
 import { messageOf, OperatorError } from "../protocol/errors.ts";
 import type { EngineKind } from "../protocol/ids.ts";
 import type { Inventory } from "../protocol/inventory.ts";
-import { ARCHIVE_ROOM_TIMES, PACKAGES_INSTALL_MS, PACKAGES_ROOM_BYTES } from "../protocol/limits.ts";
+import { ARCHIVE_ROOM_TIMES, ENGINE_VERSION_MS, INSTALL_SWEEP_MS, PACKAGES_INSTALL_MS, PACKAGES_ROOM_BYTES } from "../protocol/limits.ts";
 import { fetchFile } from "../weights/fetch.ts";
+import { findFile, unpackArchive, unpackBeside, wayOut } from "./engine-archive.ts";
 
 /** Written last: a folder without it is no engine. */
 const MARK = "installed.json";
@@ -52,7 +55,8 @@ async function engineIn(folder: string, kind: EngineKind, name: string): Promise
   return [{ at_ms: about.mtimeMs, engine: { kind, version, folder, program, note, features } }];
 }
 
-interface InstallJob {
+/** What is to be installed, on which machine. */
+export interface InstallJob {
   readonly root: string;
   readonly engine: WantedEngine & { readonly recipe: Recipe };
   readonly inventory: Pick<Inventory, "host" | "gpus">;
@@ -66,17 +70,35 @@ interface InstallJob {
  * @throws OperatorError E_NO_ROOM, E_WEIGHTS (a file that cannot be fetched or is not what was named), E_ENGINE
  */
 export async function install(job: InstallJob): Promise<Installed> {
-  const { root, engine } = job;
-  const folder = join(root, engine.kind, engine.version);
-  // An earlier try that was cut off: a virtual environment cannot be moved, so it is made where it stays.
+  const { engine } = job;
+  job.signal.throwIfAborted();
+  const folder = folderOf(job);
+  // An earlier try that was cut off: a virtual environment cannot be moved, so it is made where it stays. What that try
+  // started may be at work there still.
+  const left = await sweepTagged(...tagOf(job), INSTALL_SWEEP_MS);
+  if (left.length > 0) throw cannot(engine, `processes ${left.join(", ")} of an earlier try do not end`, "end them by hand");
   await rm(folder, { recursive: true, force: true });
   await mkdir(folder, { recursive: true, mode: 0o755 });
   const { recipe } = engine;
-  const made = recipe.how === "archives" ? await fromArchives(job, recipe, folder) : await fromPackages(job, recipe, folder);
-  const program = relative(folder, made.program);
-  await writeAtomic(join(folder, MARK), JSON.stringify({ version: engine.version, program, note: made.note, features: made.features }));
-  return { kind: engine.kind, version: engine.version, folder, ...made };
+  try {
+    const made = recipe.how === "archives" ? await fromArchives(job, recipe, folder) : await fromPackages(job, recipe, folder);
+    const program = relative(folder, made.program);
+    // A machine that loses power must not come up with a mark and empty files.
+    await runProgram(["sync", "--file-system", folder], { env: process.env, cwd: "/", within_ms: PACKAGES_INSTALL_MS, max_bytes: 1_000 });
+    job.signal.throwIfAborted();
+    await writeAtomic(join(folder, MARK), JSON.stringify({ version: engine.version, program, note: made.note, features: made.features }));
+    return { kind: engine.kind, version: engine.version, folder, ...made };
+  } catch (error) {
+    // Until the next try its room is for others.
+    await rm(folder, { recursive: true, force: true }).catch(() => {});
+    throw error;
+  }
 }
+
+const folderOf = ({ root, engine }: InstallJob): string => join(root, engine.kind, engine.version);
+/** By this in their environment the programs of an installation are found again, whoever started them. */
+const tagOf = (job: InstallJob): [name: string, value: string] => ["LLMGW_INSTALL", folderOf(job)];
+const markOf = (job: InstallJob): Record<string, string> => Object.fromEntries([tagOf(job)]);
 
 type Made = Pick<Installed, "program" | "note" | "features">;
 
@@ -90,8 +112,9 @@ async function fromArchives(job: InstallJob, { builds }: Extract<Recipe, { how: 
   await unpack(job, main, folder);
   const program = await findFile(folder, "llama-server");
   if (program === null) throw cannot(engine, `there is no llama-server in ${main.name}`, "name another version in server.yaml");
-  for (const runtime of more) await unpackBeside(job, runtime, dirname(program));
-  await checkLinks(engine, folder);
+  for (const runtime of more) await unpack(job, runtime, dirname(program), unpackBeside);
+  const way_out = await wayOut(folder);
+  if (way_out !== "") throw cannot(engine, way_out, "name another version in server.yaml");
   await chmod(program, 0o755);
   const beside = await readdir(dirname(program));
   const features = ["cuda", "rpc"].filter((feature) => beside.some((name) => name.startsWith(`libggml-${feature}.so`)));
@@ -99,38 +122,11 @@ async function fromArchives(job: InstallJob, { builds }: Extract<Recipe, { how: 
 }
 
 /** Fetches an archive and unpacks all of it into a folder. */
-async function unpack(job: InstallJob, file: ReleaseFile, folder: string): Promise<void> {
+async function unpack(job: InstallJob, file: ReleaseFile, folder: string, how = unpackArchive): Promise<void> {
   const path = await fetched(job, file);
   job.tell("unpacking", file.name);
-  // GNU tar puts nothing outside, whatever an archive says; what links point at is looked at afterwards.
-  const ran = await runProgram(
-    ["tar", "--extract", "--gzip", "--no-same-owner", "--no-same-permissions", "--file", path, "--directory", folder],
-    {
-      env: process.env,
-      cwd: folder,
-      within_ms: PACKAGES_INSTALL_MS,
-      max_bytes: 64_000,
-    },
-  );
+  await how({ path, name: file.name, signal: job.signal, env: markOf(job) }, folder);
   await rm(path, { force: true });
-  if (ran.code === 0) return;
-  const last = ran.err.trim().split("\n").at(-1) ?? "";
-  const full = /No space left/.test(ran.err);
-  throw new OperatorError(
-    full ? "E_NO_ROOM" : "E_ENGINE",
-    `cannot unpack ${file.name}`,
-    last,
-    full ? "free some disk" : "see the agent's log",
-  );
-}
-
-/** A runtime comes with a folder of its own; its libraries are looked for beside the program. */
-async function unpackBeside(job: InstallJob, file: ReleaseFile, goal: string): Promise<void> {
-  const apart = join(goal, ".runtime");
-  await mkdir(apart);
-  await unpack(job, file, apart);
-  for (const path of await filesIn(apart)) if (/\.so(\.|$)/.test(path)) await rename(path, join(goal, path.split(sep).at(-1) ?? ""));
-  await rm(apart, { recursive: true });
 }
 
 async function fetched({ root, signal, tell, engine }: InstallJob, file: ReleaseFile): Promise<string> {
@@ -148,6 +144,8 @@ async function fetched({ root, signal, tell, engine }: InstallJob, file: Release
         tell("fetching", `${file.name}, ${total === null ? `${done} bytes` : `${Math.floor((100 * done) / Math.max(1, total))} %`}`),
       free: () => freeAt(folder),
     }).catch((error: unknown) => {
+      signal.throwIfAborted();
+      if (error instanceof OperatorError && (error.code === "E_NO_ROOM" || error.code === "E_FILE")) throw error;
       const why = error instanceof OperatorError ? `${error.message}: ${error.why}` : messageOf(error);
       throw cannot(engine, why, "check the network, or name a mirror in server.yaml");
     });
@@ -168,38 +166,11 @@ async function needRoom({ root, engine }: InstallJob, bytes: number): Promise<vo
   throw new OperatorError("E_NO_ROOM", `no room for ${engine.kind} ${engine.version}`, why, "free some disk, or move the state folder");
 }
 
-/** Files and links under a folder, with their paths. */
-async function filesIn(folder: string): Promise<string[]> {
-  const entries = await readdir(folder, { withFileTypes: true, recursive: true });
-  return entries.filter((entry) => !entry.isDirectory()).map((entry) => join(entry.parentPath, entry.name));
-}
-
-async function findFile(folder: string, name: string): Promise<string | null> {
-  return (await filesIn(folder)).find((path) => path.endsWith(`${sep}${name}`)) ?? null;
-}
-
-/** Links must lead to something inside, and nothing may be there but files, folders and links. */
-async function checkLinks(engine: WantedEngine, folder: string): Promise<void> {
-  const inside = `${await realpath(folder)}${sep}`;
-  for (const path of await filesIn(folder)) {
-    const about = await lstat(path);
-    if (about.isFile()) continue;
-    const name = relative(folder, path);
-    if (!about.isSymbolicLink()) throw cannot(engine, `${name} is neither a file nor a link`, "name another version in server.yaml");
-    const goal = await realpath(path).catch(() => null);
-    if (goal === null || !goal.startsWith(inside))
-      throw cannot(
-        engine,
-        `the link ${name} leads to ${await readlink(path)}, which is not part of it`,
-        "name another version in server.yaml",
-      );
-  }
-}
-
 async function fromPackages(job: InstallJob, recipe: Extract<Recipe, { how: "packages" }>, folder: string): Promise<Made> {
   const { engine } = job;
   await needRoom(job, PACKAGES_ROOM_BYTES);
   const uv = await uvProgram(job, recipe).catch(() => null);
+  job.signal.throwIfAborted();
   const tool = uv === null ? venvAndPip : uvTool(uv);
   job.tell("installing", `making a virtual environment with ${tool.name}`);
   for (const argv of tool.steps(folder, recipe)) await step(job, argv, folder);
@@ -259,34 +230,47 @@ async function uvProgram(job: InstallJob, { uv }: Extract<Recipe, { how: "packag
   if (!file) return null;
   const folder = join(job.root, "uv", file.sha256.slice(0, 16));
   const there = await findFile(folder, "uv").catch(() => null);
-  if (there !== null) return there;
-  const beside = `${folder}.new`;
-  await rm(beside, { recursive: true, force: true });
-  await mkdir(beside, { recursive: true });
-  await unpack(job, file, beside);
-  await rename(beside, folder);
-  return findFile(folder, "uv");
+  if (there !== null) return (await runs(there, folder)) ? there : null;
+  // One of several engines' installations at once: each unpacks its own, and the last one in place stays.
+  const beside = await mkdtemp(join(await made(join(job.root, "uv")), "new-"));
+  try {
+    await unpack(job, file, beside);
+    const way_out = await wayOut(beside);
+    const program = await findFile(beside, "uv");
+    if (way_out !== "" || program === null || !(await runs(program, beside))) return null;
+    await rm(folder, { recursive: true, force: true });
+    await rename(beside, folder);
+    return await findFile(folder, "uv");
+  } finally {
+    await rm(beside, { recursive: true, force: true });
+  }
 }
 
-async function step({ engine, signal, tell }: InstallJob, argv: readonly [string, ...string[]], folder: string): Promise<void> {
+async function made(folder: string): Promise<string> {
+  await mkdir(folder, { recursive: true });
+  return folder;
+}
+
+/** Whether a program starts on this machine. */
+async function runs(program: string, cwd: string): Promise<boolean> {
+  const ran = await runProgram([program, "--version"], { env: {}, cwd, within_ms: ENGINE_VERSION_MS, max_bytes: 1_000 }).catch(() => null);
+  return ran?.code === 0;
+}
+
+async function step(job: InstallJob, argv: readonly [string, ...string[]], folder: string): Promise<void> {
+  const { engine, signal, tell } = job;
   tell("installing", argv.slice(0, 4).join(" "));
-  const env = { PATH: process.env["PATH"], HOME: folder, TMPDIR: process.env["TMPDIR"], LANG: "C.UTF-8", ...proxies() };
-  let ran;
-  try {
-    ran = await runProgram([...argv], { env, cwd: folder, within_ms: PACKAGES_INSTALL_MS, max_bytes: 1_000_000 });
-  } catch (error) {
+  const env = { PATH: process.env["PATH"], HOME: folder, TMPDIR: process.env["TMPDIR"], LANG: "C.UTF-8", ...proxies(), ...markOf(job) };
+  const bounds = { env, cwd: folder, within_ms: PACKAGES_INSTALL_MS, max_bytes: 1_000_000, signal, keep: "tail" as const };
+  const ran = await runProgram([...argv], bounds).catch((error: unknown) => {
+    signal.throwIfAborted();
     throw cannot(engine, messageOf(error), "install python3 with its venv module on the node");
-  }
-  signal.throwIfAborted();
+  });
   if (ran.code === 0) return;
-  const lines = `${ran.out}\n${ran.err}`
-    .split("\n")
-    .map((line) => line.trim())
-    .filter((line) => line !== "");
-  const said = lines.findLast((line) => /error|no such|not found|no space|cannot|failed/i.test(line)) ?? lines.at(-1) ?? "nothing";
-  if (/no space left/i.test(said))
-    throw new OperatorError("E_NO_ROOM", `no room for ${engine.kind} ${engine.version}`, said, "free some disk");
-  throw cannot(engine, ran.late ? `${argv[0]} did not end in time` : said.slice(0, 500), "try it by hand on the node");
+  if (ran.late) throw cannot(engine, `${argv[0]} did not end in time`, "try it by hand on the node");
+  const { why, remedy, full } = pythonFault(`${ran.out}\n${ran.err}`);
+  if (full) throw new OperatorError("E_NO_ROOM", `no room for ${engine.kind} ${engine.version}`, why, remedy);
+  throw cannot(engine, why, remedy);
 }
 
 /** Ways out of a closed network are the node's own affair. */
@@ -296,12 +280,13 @@ function proxies(): Record<string, string> {
 }
 
 /** Kernels that would else be compiled at the first start, for minutes; a version that does not know the command goes without. */
-async function downloadKernels({ tell }: InstallJob, program: string, folder: string): Promise<void> {
+async function downloadKernels(job: InstallJob, program: string, folder: string): Promise<void> {
+  const { tell, signal } = job;
   tell("installing", "vllm download-kernels");
-  const env = { PATH: `${dirname(program)}:${process.env["PATH"]}`, HOME: folder, LANG: "C.UTF-8", ...proxies() };
-  await runProgram([program, "download-kernels"], { env, cwd: folder, within_ms: PACKAGES_INSTALL_MS, max_bytes: 64_000 }).catch(
-    () => null,
-  );
+  const env = { PATH: `${dirname(program)}:${process.env["PATH"]}`, HOME: folder, LANG: "C.UTF-8", ...proxies(), ...markOf(job) };
+  const bounds = { env, cwd: folder, within_ms: PACKAGES_INSTALL_MS, max_bytes: 64_000, signal };
+  await runProgram([program, "download-kernels"], bounds).catch(() => null);
+  signal.throwIfAborted();
 }
 
 function cannot({ kind, version }: WantedEngine, why: string, remedy: string): OperatorError {

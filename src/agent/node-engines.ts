@@ -12,10 +12,10 @@ import { WantedEngine, type EngineInstall } from "../protocol/engine-release.ts"
 import { explain, messageOf } from "../protocol/errors.ts";
 import { INSTALLABLE_KINDS, type EngineKind, type InstallableKind } from "../protocol/ids.ts";
 import type { EngineOffer, Inventory } from "../protocol/inventory.ts";
-import { INSTALL_AGAIN_FIRST_MS, INSTALL_AGAIN_MAX_MS } from "../protocol/limits.ts";
+import { ENGINE_PROVE_AGAIN_MS, INSTALL_AGAIN_FIRST_MS, INSTALL_AGAIN_MAX_MS } from "../protocol/limits.ts";
 import type { RankLaunch } from "../protocol/plan.ts";
 import { VERSION } from "../protocol/version.ts";
-import { install, installedEngines, removeDownloads, removeOthers, type Installed } from "./engine-install.ts";
+import { install, installedEngines, removeDownloads, removeOthers, type InstallJob, type Installed } from "./engine-install.ts";
 import { EngineQuestions } from "./engine-questions.ts";
 
 const isInstallable = (kind: EngineKind): kind is InstallableKind => kind !== "sim";
@@ -63,6 +63,10 @@ export class NodeEngines {
   /** What was proved, by path and state of the program. */
   readonly #proofs = new Map<string, Promise<Proof>>();
   readonly #made = new Map<string, Installed>();
+  /** The last installation of a kind, at work or over. */
+  readonly #installing = new Map<InstallableKind, Promise<Installed>>();
+  /** When it was last found that none may be used. */
+  readonly #refused_ms = new Map<InstallableKind, number>();
   /** Ends the work on a kind when something else is wanted of it. */
   readonly #work = new Map<InstallableKind, AbortController>();
   /** Where engines keep what they compile. */
@@ -215,7 +219,7 @@ export class NodeEngines {
     try {
       let engine = there;
       if (engine === null && recipe !== null) {
-        engine = await install({ root: this.#root, engine: { ...wanted, recipe }, inventory: machine(), signal, tell });
+        engine = await this.#installAlone(kind, { root: this.#root, engine: { ...wanted, recipe }, inventory: machine(), signal, tell });
         log.info("installed an engine", { engine: kind, version, program: engine.program });
       }
       if (engine === null) return wanted.reason;
@@ -243,6 +247,8 @@ export class NodeEngines {
     if (this.installs().every(({ phase }) => phase === "installed" || phase === "unsuited"))
       await removeDownloads(this.#root).catch(() => {});
     for (const { kind, version, phase } of this.installs()) {
+      // Its driver may have come up after this agent.
+      if (phase === "unsuited" && isInstallable(kind) && unsuited(kind, this.#options.machine()) === "") this.#begin(kind);
       if (phase !== "installed" || !isInstallable(kind)) continue;
       await this.#removeOld(kind, version).catch((error: unknown) => {
         this.#options.log.warn("cannot remove old engines", { engine: kind, why: messageOf(error) });
@@ -250,16 +256,36 @@ export class NodeEngines {
     }
   }
 
+  /** Two would write into the same folder: the one before was told to end, and this one waits until it has. */
+  #installAlone(kind: InstallableKind, job: InstallJob): Promise<Installed> {
+    const before = this.#installing.get(kind) ?? Promise.resolve(null);
+    const made = before.catch(() => null).then(() => install(job));
+    this.#installing.set(kind, made);
+    return made;
+  }
+
   async #removeOld(kind: InstallableKind, version: string): Promise<void> {
     const { log, running } = this.#options;
+    await this.#installing.get(kind)?.catch(() => null);
     const use = this.#choices.get(kind)?.use;
     const gone = await removeOthers(this.#root, kind, new Set([version, ...(use ? [use.version] : []), ...running(kind)]));
     if (gone.length > 0) log.info("removed engines that nothing uses", { engine: kind, versions: gone.join(" ") });
   }
 
-  /** Proves anew a program that is no longer the file that was proved; one that is gone is installed again. */
+  /**
+   * Proves anew a program that is no longer the file that was proved; one that is gone is installed again. Where none is
+   * used, the one named by path is proved again from time to time: what it lacks may be there now.
+   */
   async #lookAgain(kind: InstallableKind): Promise<void> {
     const use = this.#choices.get(kind)?.use;
+    const path = this.#pathOf(kind);
+    if (!use && path !== undefined && this.#choices.has(kind)) {
+      const isSoon = Date.now() - (this.#refused_ms.get(kind) ?? 0) < ENGINE_PROVE_AGAIN_MS;
+      if (isSoon && this.#proofs.has(await proofKey(path))) return;
+      this.#forget(path);
+      await this.#choose(kind);
+      return;
+    }
     if (!use || this.#proofs.has(await proofKey(use.path))) return;
     this.#options.log.warn("an engine is not the file that it was", { engine: kind, program: use.path });
     await this.#choose(kind);
@@ -281,6 +307,7 @@ export class NodeEngines {
     const choice = chooseProgram(candidates, wanted, this.#last.get(kind) ?? null);
     const before = this.#choices.get(kind);
     this.#choices.set(kind, choice);
+    if (!choice.use) this.#refused_ms.set(kind, Date.now());
     if (JSON.stringify(before) === JSON.stringify(choice)) return;
     if (choice.use) {
       this.#last.set(kind, choice.use.version);
@@ -331,7 +358,8 @@ async function proofKey(path: string): Promise<string> {
   const about = await realpath(path)
     .then((real) => stat(real))
     .catch(() => null);
-  return `${path}\n${about?.mtimeMs ?? 0}\n${about?.size ?? 0}`;
+  // The last is when its owner or mode was changed, too, or another file took its place.
+  return `${path}\n${about?.mtimeMs ?? 0}\n${about?.size ?? 0}\n${about?.ctimeMs ?? 0}`;
 }
 
 type Tell = (phase: EngineInstall["phase"], detail: string) => void;

@@ -160,6 +160,20 @@ export async function sweepAttempt(
   }
 }
 
+/**
+ * Kills every other process that carries `name=value` in its environment until none is left.
+ * @returns those that would not go within the deadline
+ */
+export async function sweepTagged(name: string, value: string, deadline_ms: number): Promise<number[]> {
+  const end = performance.now() + deadline_ms;
+  for (;;) {
+    const left = await processesTagged(`${name}=${value}`);
+    if (left.length === 0 || performance.now() > end) return left;
+    for (const pid of left) signalProcess(pid, "SIGKILL", "leader");
+    await sleep(20);
+  }
+}
+
 /** The process whose command line has these arguments one after the other; null when there is none. */
 export async function processWithArguments(wanted: readonly string[]): Promise<number | null> {
   const needle = `\0${wanted.join("\0")}\0`;

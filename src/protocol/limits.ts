@@ -179,6 +179,16 @@ export const PACKAGES_INSTALL_MS = 7_200_000;
 export const PACKAGES_ROOM_BYTES = 15 * 1024 * 1024 * 1024;
 /** Times its size that an archive of an engine needs of the disk, with what it unpacks to. */
 export const ARCHIVE_ROOM_TIMES = 4;
+/** Unpacking an archive of an engine, or looking into it, takes no longer. */
+export const ARCHIVE_UNPACK_MS = 1_800_000;
+/** An archive of an engine has no more files; those of llama.cpp have about a hundred. */
+export const ARCHIVE_ENTRIES_COUNT = 20_000;
+/** Of the list of an archive's files so much is read. */
+export const ARCHIVE_LISTING_BYTES = 8 * 1024 * 1024;
+/** Programs that an earlier try to install an engine left end within this time. */
+export const INSTALL_SWEEP_MS = 10_000;
+/** An engine named by path that failed its proof is proved again after this long, or once its file is another. */
+export const ENGINE_PROVE_AGAIN_MS = 300_000;
 /** An engine's program must have said which accelerators it sees within this time. */
 export const ENGINE_DEVICES_MS = 120_000;
 /** An agent joins without waiting longer than this for what its engines say of themselves. */
