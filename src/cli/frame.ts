@@ -8,6 +8,7 @@ import { defineCommand, runCommand } from "citty";
 import { messageOf, OperatorError } from "../protocol/errors.ts";
 import { nearest } from "../protocol/nearest.ts";
 import { commandHelp, groupHelp } from "./help.ts";
+import { printable } from "./output.ts";
 import { parse, usageError } from "./parse.ts";
 import type { ArgSpec, Command, CommandSpec, Entry, FlagSpecs, Group, Invocation, Io, Lazy } from "./spec.ts";
 import { GLOBAL_FLAGS } from "./spec.ts";
@@ -110,7 +111,8 @@ export function errorLines(error: unknown, debug: boolean): string {
   const what = known ? messageOf(known) : messageOf(error);
   const why = known?.why ?? "this is a fault in llmgw itself";
   const remedy = known?.remedy ?? "run it again with --debug and report what it prints";
-  const lines = [`llmgw: ${what} (${known?.code ?? "E_INTERNAL"})`, `  ${why}`, `  try: ${remedy}`];
+  // Words of other machines are in it.
+  const lines = [`llmgw: ${what} (${known?.code ?? "E_INTERNAL"})`, `  ${why}`, `  try: ${remedy}`].map(printable);
   if (debug && error instanceof Error) lines.push(error.stack ?? "", ...(error.cause instanceof Error ? [error.cause.stack ?? ""] : []));
   return lines.join("\n");
 }

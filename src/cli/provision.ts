@@ -1,23 +1,16 @@
+import { randomUUID } from "node:crypto";
 import { existsSync } from "node:fs";
-import { readdir, readFile } from "node:fs/promises";
-import { homedir } from "node:os";
-import { join, resolve } from "node:path";
+import { resolve } from "node:path";
 import { readYaml } from "../os/yaml.ts";
 import { ProvisionFile } from "../protocol/config.ts";
-import { messageOf, OperatorError } from "../protocol/errors.ts";
-import { HttpsTransport, type PveLogin } from "../provision/https-transport.ts";
 import { provision, type Made, type ProvisionOptions, type ProvisionReporter } from "../provision/provision.ts";
-import type { PveTransport } from "../provision/pve.ts";
-import { PveshTransport } from "../provision/pvesh-transport.ts";
-import { settingsOf, type Settings } from "../provision/settings.ts";
-import { distinctKeys, readPublicKeys, type PublicKey } from "../provision/ssh-keys.ts";
+import { settingsOf } from "../provision/settings.ts";
 import { duration } from "./duration.ts";
 import { command } from "./frame.ts";
 import { stepReporter } from "./onboard.ts";
 import { printable } from "./output.ts";
+import { keysOf, PROVISION_FILE, transportOf } from "./provision-sources.ts";
 import type { FlagSpecs, FlagValues, Io } from "./spec.ts";
-
-const FILE = "/etc/llmgw/provision.yaml";
 
 /** Flags of making a machine, besides its name and address. */
 export const provisionFlags = {
@@ -44,78 +37,8 @@ export const provisionFlags = {
   "pve-ca": { type: "string", value: "FILE", about: "authority of Proxmox's certificate; the system's when absent" },
   "pve-fingerprint": { type: "string", value: "SHA256", about: "fingerprint of Proxmox's certificate, instead of an authority" },
   timeout: { type: "string", value: "TIME", about: "how long making the machine may take; 10m when absent" },
-  "provision-config": { type: "string", value: "FILE", about: `file with these keys (_ for -); ${FILE} when it is there` },
+  "provision-config": { type: "string", value: "FILE", about: `file with these keys (_ for -); ${PROVISION_FILE} when it is there` },
 } as const satisfies FlagSpecs;
-
-/** Reads a file that holds one secret. @throws OperatorError E_FILE; the secret is never in it */
-async function secretIn(path: string, cwd: string): Promise<string> {
-  const text = await readText(resolve(cwd, path));
-  if (text.trim() === "")
-    throw new OperatorError("E_FILE", `${path} is empty`, "a secret is expected in it", "write it there, readable by you alone");
-  return text.trim();
-}
-
-async function readText(path: string): Promise<string> {
-  try {
-    return await readFile(path, "utf8");
-  } catch (error) {
-    throw new OperatorError("E_FILE", `cannot read ${path}`, messageOf(error), "check the path");
-  }
-}
-
-/** Who we are to Proxmox. @throws OperatorError E_USAGE, E_FILE */
-async function loginOf({ pve_token_file, pve_user, pve_password_file }: Settings, cwd: string): Promise<PveLogin> {
-  if (pve_token_file !== undefined) {
-    const token = await secretIn(pve_token_file, cwd);
-    if (/^[^@\s]+@[^!\s]+![^=\s]+=[0-9a-fA-F-]{36}$/.test(token)) return { kind: "token", token };
-    throw new OperatorError(
-      "E_CONFIG",
-      `${pve_token_file} holds no API token`,
-      "it is USER@REALM!NAME=UUID, as Proxmox shows it once",
-      "copy both parts into the file",
-    );
-  }
-  if (pve_user !== undefined && pve_password_file !== undefined)
-    return { kind: "password", user: pve_user, password: await secretIn(pve_password_file, cwd) };
-  throw new OperatorError(
-    "E_USAGE",
-    "there is nothing to log in to Proxmox with",
-    "--pve-token-file, or --pve-user with --pve-password-file, is missing",
-    "make a token: docs/adding-a-node.md has the commands",
-  );
-}
-
-/** @throws OperatorError E_USAGE when there is no way to Proxmox, naming all of them */
-async function transportOf(settings: Settings, cwd: string): Promise<PveTransport> {
-  const { pve_host, pve_ca, pve_fingerprint } = settings;
-  if (pve_host !== undefined) {
-    const ca = pve_ca === undefined ? null : await readText(resolve(cwd, pve_ca));
-    return new HttpsTransport(pve_host, { ca, fingerprint: pve_fingerprint ?? null }, await loginOf(settings, cwd));
-  }
-  if (process.getuid?.() === 0 && Bun.which("pvesh") !== null) return new PveshTransport();
-  throw new OperatorError(
-    "E_USAGE",
-    "it is not known where Proxmox is",
-    `none of --pve-host, LLMGW_PVE_HOST and pve_host in ${FILE} is given, and this is no Proxmox host with pvesh that root runs it on`,
-    "give --pve-host https://PROXMOX:8006 with --pve-token-file, or run it as root on the Proxmox host",
-  );
-}
-
-/** Keys that may log in: those this user accepts, this user's own, and given ones. @throws OperatorError E_SSH when there is none */
-async function keysOf({ ssh_keys }: Settings, cwd: string): Promise<PublicKey[]> {
-  const folder = join(homedir(), ".ssh");
-  const own = (await readdir(folder).catch(() => [])).filter((name) => name === "authorized_keys" || name.endsWith(".pub"));
-  const texts = await Promise.all(own.map((name) => readFile(join(folder, name), "utf8").catch(() => "")));
-  if (ssh_keys !== undefined) texts.push(await readText(resolve(cwd, ssh_keys)));
-  const keys = distinctKeys(texts.flatMap(readPublicKeys));
-  if (keys.length > 0) return keys;
-  throw new OperatorError(
-    "E_SSH",
-    "nobody could log in to the machine",
-    `there is no public key in ${folder}${ssh_keys === undefined ? "" : ` or ${ssh_keys}`}`,
-    "make one with ssh-keygen, or name a file with --ssh-keys",
-  );
-}
 
 function reporterOf(io: Io): ProvisionReporter {
   const steps = stepReporter(io);
@@ -130,7 +53,7 @@ function reporterOf(io: Io): ProvisionReporter {
 }
 
 /** The machine that is wanted, and the way to make it. */
-type Wish = Omit<ProvisionOptions, "signal">;
+type Wish = Omit<ProvisionOptions, "signal" | "run">;
 
 /** What making a machine needs, from flags, environment and file. @throws OperatorError */
 export async function provisionOptions(
@@ -140,13 +63,13 @@ export async function provisionOptions(
   io: Io,
 ): Promise<Wish> {
   const named = flags["provision-config"];
-  const path = named === undefined ? FILE : resolve(io.cwd, named);
+  const path = named === undefined ? PROVISION_FILE : resolve(io.cwd, named);
   const file = named !== undefined || existsSync(path) ? await readYaml(path, ProvisionFile, "the configuration of new machines") : {};
   const byKey = Object.fromEntries(Object.entries(flags).map(([name, value]) => [name.replaceAll("-", "_"), value]));
   const settings = settingsOf(who, byKey, io.env, file);
-  const transport = await transportOf(settings, io.cwd);
-  const keys = await keysOf(settings, io.cwd);
   const report = reporterOf(io);
+  const transport = await transportOf(settings, { cwd: io.cwd, note: (text) => report.note(text) });
+  const keys = await keysOf(settings, io.cwd);
   report.note(`${keys.length} ${keys.length === 1 ? "key" : "keys"} may log in as ${settings.user}:`);
   for (const { line, fingerprint } of keys) report.note(`  ${fingerprint} ${line.split(" ").slice(2).join(" ")}`);
   return { settings, transport, keys, timeout_ms: duration("timeout", settings.timeout ?? "10m"), dry_run, report };
@@ -159,10 +82,13 @@ export async function provisionOptions(
 export async function makeMachine(options: Wish): Promise<Made | null> {
   options.report.note(`making ${options.settings.name} at ${options.settings.address} by ${options.transport.shown}`);
   const over = new AbortController();
-  const stop = () => over.abort();
+  const stop = () => {
+    over.abort();
+    options.report.note("asked to stop: a call that changes something is waited for; ask again to end at once");
+  };
   for (const signal of ["SIGINT", "SIGTERM"] as const) process.once(signal, stop);
   try {
-    return await provision({ ...options, signal: over.signal });
+    return await provision({ ...options, signal: over.signal, run: randomUUID() });
   } finally {
     for (const signal of ["SIGINT", "SIGTERM"] as const) process.off(signal, stop);
   }

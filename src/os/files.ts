@@ -96,3 +96,28 @@ export async function readIfThere(path: string): Promise<string | null> {
     throw new OperatorError("E_FILE", `cannot read ${path}`, messageOf(error), "check the file's owner and mode");
   }
 }
+
+/**
+ * The text of a small file; devices and pipes are read as well.
+ * @throws OperatorError E_FILE when it cannot be read, or is longer than `max_bytes`
+ */
+export async function readSmall(path: string, max_bytes: number): Promise<string> {
+  const parts: Uint8Array[] = [];
+  let bytes = 0;
+  try {
+    const file = await open(path);
+    try {
+      while (bytes <= max_bytes) {
+        const { bytesRead, buffer } = await file.read({ buffer: new Uint8Array(64 * 1024) });
+        if (bytesRead === 0) return Buffer.concat(parts).toString("utf8");
+        parts.push(buffer.subarray(0, bytesRead));
+        bytes += bytesRead;
+      }
+    } finally {
+      await file.close();
+    }
+  } catch (error) {
+    throw new OperatorError("E_FILE", `cannot read ${path}`, messageOf(error), "check the path, and the file's owner and mode");
+  }
+  throw new OperatorError("E_FILE", `cannot read ${path}`, `it has more than ${max_bytes} bytes`, "name the right file");
+}

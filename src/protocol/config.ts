@@ -110,6 +110,13 @@ export const ENGINE_PATH_KEYS = {
 const Whole = (least: number, most: number) => v.pipe(v.number(), v.integer(), v.minValue(least), v.maxValue(most));
 const Duration = v.pipe(v.string(), v.regex(/^\d+(ms|s|m|h)?$/, "write a time such as 90s or 5m"));
 
+/** Proxmox's words for a processor: a type, and single features of it. */
+const PROCESSOR = /^[A-Za-z0-9][A-Za-z0-9._-]*(,flags=[+-][a-z0-9._-]+(;[+-][a-z0-9._-]+)*)?$/;
+const isImageUrl = (text: string) => /^https?:\/\/[^\s/?#@]+\/[^\s]+$/.test(text) && URL.canParse(text);
+const isVolume = (text: string) => /^[A-Za-z][A-Za-z0-9._-]*:[A-Za-z0-9][A-Za-z0-9._/+=-]*$/.test(text);
+/** Slots a machine has for PCI devices. Source: Proxmox's own qemu-server. */
+const PCI_SLOTS_COUNT = 16;
+
 /** What a machine is made of, and where; each key is also a flag (`-` for `_`) and a variable (`LLMGW_` and capitals). */
 export const ProvisionFile = v.strictObject({
   /** Number of the machine; the last part of its address when absent. */
@@ -121,7 +128,7 @@ export const ProvisionFile = v.strictObject({
   /** Disk in GiB; 60 when absent. */
   disk: v.optional(Whole(8, 65_536)),
   /** Processor type; host when absent, and others cost much. */
-  cpu: v.optional(Path),
+  cpu: v.optional(v.pipe(v.string(), v.regex(PROCESSOR, "a processor type, as host or x86-64-v3"))),
   /** Way out of its network; the bridge's when absent. */
   gateway: v.optional(v.pipe(v.string(), v.ipv4("an IPv4 address is needed"))),
   /** Bridge it is on; the one in its network when absent. */
@@ -133,7 +140,12 @@ export const ProvisionFile = v.strictObject({
   /** Where its disk is kept; the one with most room when absent. */
   storage: v.optional(v.pipe(v.string(), v.regex(/^[A-Za-z][A-Za-z0-9._-]*$/, "a storage's name, as local-lvm"))),
   /** Cloud image, a URL or a volume; Debian 13's when absent. */
-  image: v.optional(Path),
+  image: v.optional(
+    v.pipe(
+      v.string(),
+      v.check((text) => isImageUrl(text) || isVolume(text), "a URL without a password in it, or a volume as local:import/debian.qcow2"),
+    ),
+  ),
   /** Digest of an image at a URL. */
   image_checksum: v.optional(v.pipe(v.string(), v.regex(/^(sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128})$/, "write sha256:HEX or sha512:HEX"))),
   /** File with more public keys that may log in. */
@@ -141,7 +153,13 @@ export const ProvisionFile = v.strictObject({
   /** User the keys are for; root when absent. */
   user: v.optional(v.pipe(v.string(), v.regex(/^[a-z_][a-z0-9_-]{0,31}$/, "a user's name, as root"))),
   /** Mapped PCI devices it gets. */
-  hostpci: v.optional(v.array(v.pipe(v.string(), v.regex(/^[A-Za-z][A-Za-z0-9_-]*$/, "a PCI mapping's name")))),
+  hostpci: v.optional(
+    v.pipe(
+      v.array(v.pipe(v.string(), v.regex(/^[A-Za-z][A-Za-z0-9_-]*$/, "a PCI mapping's name"))),
+      v.maxLength(PCI_SLOTS_COUNT, `a machine has ${PCI_SLOTS_COUNT} slots for PCI devices`),
+      v.check((names) => new Set(names).size === names.length, "a device can be given once"),
+    ),
+  ),
   /** Proxmox; the host's own pvesh when absent and this is one. */
   pve_host: v.optional(Path),
   /** Node of the cluster that runs it. */

@@ -2,7 +2,7 @@ import * as v from "valibot";
 
 /**
  * Every error llmgw shows has one of these codes. `exit` is the process exit code (1 failed, 2 usage or
- * config, 3 cannot reach or not allowed, 4 timed out); `status` the HTTP status where the admin or agent API
+ * config, 3 cannot reach or not allowed, 4 timed out, 130 interrupted); `status` the HTTP status where the admin or agent API
  * answers with it. `docs/reference/errors.md` is generated from this table.
  */
 export const ERRORS = {
@@ -23,13 +23,14 @@ export const ERRORS = {
   E_STALE_SESSION: { exit: 1, status: 409, about: "the message belongs to an older session" },
   E_PROTOCOL: { exit: 1, status: 426, about: "the two sides speak different protocol numbers" },
   E_TIMEOUT: { exit: 4, status: 504, about: "it did not happen within its deadline" },
+  E_INTERRUPTED: { exit: 130, status: 500, about: "somebody asked it to stop" },
   E_SYSTEMD: { exit: 1, status: 500, about: "systemd does not run a service that was asked of it" },
   E_PROXMOX: { exit: 1, status: 502, about: "Proxmox refuses something or fails at it" },
   E_ENGINE: { exit: 1, status: 500, about: "an engine does not run or refused its arguments" },
   E_WEIGHTS: { exit: 1, status: 500, about: "weights cannot be fetched or are not what was named" },
   E_NO_ROOM: { exit: 1, status: 507, about: "there is not enough memory, disk or GPUs" },
   E_INTERNAL: { exit: 1, status: 500, about: "a fault in llmgw itself" },
-} as const satisfies Record<string, { exit: 1 | 2 | 3 | 4; status: number; about: string }>;
+} as const satisfies Record<string, { exit: 1 | 2 | 3 | 4 | 130; status: number; about: string }>;
 
 export type ErrorCode = keyof typeof ERRORS;
 export const ERROR_CODES = Object.keys(ERRORS) as [ErrorCode, ...ErrorCode[]];

@@ -81,6 +81,8 @@ export const LOG_FOLLOW_BACKLOG_BYTES = 1024 * 1024;
 /** Most lines one log answer holds. */
 export const LOG_TAIL_LINES_COUNT = 10_000;
 
+/** Largest file with a secret, a certificate or ssh keys that is read for a new machine. */
+export const SMALL_FILE_BYTES = 1024 * 1024;
 /** Largest configuration or catalog file that is read. */
 export const CONFIG_FILE_BYTES = 4 * 1024 * 1024;
 /** Times the aliases (`*name`) of one YAML file may be expanded. */
@@ -199,10 +201,16 @@ export const PVE_ANSWER_MS = 30_000;
 export const PVE_ANSWER_BYTES = 16 * 1024 * 1024;
 /** Times a question to Proxmox is asked before it counts as unanswered. */
 export const PVE_GET_TRIES_COUNT = 3;
+/** A question to Proxmox is asked again after this long. */
+export const PVE_RETRY_MS = 1_000;
 /** `pvesh` must have ended within this time: it ends when what it began has. */
 export const PVESH_MS = 1_800_000;
 /** A task of Proxmox is looked at again after this long. */
 export const PVE_TASK_POLL_MS = 500;
+/** Times in a row that Proxmox may fail to tell how a task is, while its proxy starts anew, before nobody waits for the task. */
+export const PVE_TASK_FAULTS_COUNT = 20;
+/** Longest reason of Proxmox that is shown, in letters. */
+export const PVE_REASON_COUNT = 600;
 /** Times a call is tried again while another task of Proxmox holds its lock. */
 export const PVE_LOCK_TRIES_COUNT = 5;
 /** Something at a new machine's address must answer within this time to count as there. */

@@ -1,9 +1,10 @@
 import { request as httpRequest } from "node:http";
 import { connect, type TLSSocket } from "node:tls";
 import { setTimeout as sleep } from "node:timers/promises";
+import * as v from "valibot";
 import { messageOf, OperatorError } from "../protocol/errors.ts";
-import { PVE_ANSWER_BYTES, PVE_ANSWER_MS, PVE_GET_TRIES_COUNT } from "../protocol/limits.ts";
-import { AnswerLost, PveError, refusalText, type PveMethod, type PveParameters, type PveTransport } from "./pve.ts";
+import { PVE_ANSWER_BYTES, PVE_ANSWER_MS, PVE_GET_TRIES_COUNT, PVE_RETRY_MS } from "../protocol/limits.ts";
+import { AnswerLost, PveError, refusalText, Stopped, type PveMethod, type PveParameters, type PveTransport } from "./pve.ts";
 
 /** Whom to believe to be Proxmox. */
 interface PveTrust {
@@ -15,6 +16,8 @@ interface PveTrust {
 
 export type PveLogin =
   { readonly kind: "token"; readonly token: string } | { readonly kind: "password"; readonly user: string; readonly password: string };
+
+const Ticket = v.looseObject({ ticket: v.pipe(v.string(), v.minLength(1)), CSRFPreventionToken: v.string() });
 
 /** Nothing was sent: whatever was asked for has not been done. */
 class NotSent extends Error {}
@@ -29,9 +32,12 @@ export class HttpsTransport implements PveTransport {
   readonly #login: PveLogin;
   #ticket: { readonly cookie: string; readonly csrf: string } | null = null;
 
-  /** @param url `https://host[:port]`, or a host alone */
+  /**
+   * @param url `https://host[:port]`, or a host alone
+   * @throws OperatorError E_USAGE when it is something else
+   */
   constructor(url: string, trust: PveTrust, login: PveLogin) {
-    const { hostname, port } = new URL(url.startsWith("https://") ? url : `https://${url}`);
+    const { hostname, port } = hostIn(url);
     this.#host = hostname.replace(/^\[|\]$/g, "");
     this.#port = Number(port || 8006);
     this.shown = `https://${hostname}:${this.#port}`;
@@ -39,27 +45,42 @@ export class HttpsTransport implements PveTransport {
     this.#login = login;
   }
 
-  async request(method: PveMethod, path: string, parameters: PveParameters): Promise<unknown> {
-    const headers = await this.#credentials(method);
-    for (let left = method === "GET" ? PVE_GET_TRIES_COUNT : 1; ; left--) {
+  async request(method: PveMethod, path: string, parameters: PveParameters, signal?: AbortSignal): Promise<unknown> {
+    const isQuestion = method === "GET";
+    let renewed = false;
+    for (let left = isQuestion ? PVE_GET_TRIES_COUNT : 1; ; left--) {
       try {
-        return await this.#once(method, path, parameters, headers);
+        return await this.#once(method, path, parameters, await this.#credentials(method), isQuestion ? signal : undefined);
       } catch (error) {
-        const transient = error instanceof AnswerLost || error instanceof NotSent || (error instanceof PveError && error.status >= 595);
-        if (transient && left > 1) {
-          await sleep(1_000);
+        if (signal?.aborted && isQuestion) throw new Stopped();
+        // A ticket lives for two hours. What is refused was not done.
+        if (this.#ticket !== null && !renewed && error instanceof PveError && error.status === 401) {
+          this.#ticket = null;
+          renewed = true;
+          left++;
           continue;
         }
-        if (error instanceof NotSent)
-          throw new OperatorError(
-            "E_UNREACHABLE",
-            `cannot reach Proxmox at ${this.shown}`,
-            error.message,
-            "check --pve-host, and that port 8006 is open",
-          );
-        throw error;
+        const transient = error instanceof AnswerLost || error instanceof NotSent || (error instanceof PveError && error.status >= 595);
+        if (transient && left > 1) {
+          await sleep(PVE_RETRY_MS, undefined, { signal }).catch(() => {});
+          continue;
+        }
+        throw this.#told(error, isQuestion);
       }
     }
+  }
+
+  /** What a question went unanswered by is no doubt about what was done. */
+  #told(error: unknown, isQuestion: boolean): unknown {
+    const unreachable = (what: string, remedy: string) => new OperatorError("E_UNREACHABLE", what, messageOf(error), remedy);
+    if (error instanceof NotSent)
+      return unreachable(`cannot reach Proxmox at ${this.shown}`, "check --pve-host, and that port 8006 is open");
+    if (error instanceof AnswerLost && isQuestion)
+      return unreachable(
+        `no whole answer comes from ${this.shown}`,
+        "check that --pve-host is a Proxmox, and that nothing between cuts connections",
+      );
+    return error;
   }
 
   async #credentials(method: PveMethod): Promise<Record<string, string>> {
@@ -70,16 +91,29 @@ export class HttpsTransport implements PveTransport {
   }
 
   async #logIn(username: string, password: string) {
-    const answer = (await this.#once("POST", "/access/ticket", { username, password }, {})) as {
-      ticket?: string;
-      CSRFPreventionToken?: string;
-    };
-    if (!answer.ticket || !answer.CSRFPreventionToken)
-      throw new PveError(401, "Proxmox gave no ticket: a second factor is not supported, use a token", "/access/ticket");
-    return { cookie: answer.ticket, csrf: answer.CSRFPreventionToken };
+    const answer = await this.#once("POST", "/access/ticket", { username, password }, {}).catch((error) => {
+      // Whether we were let in matters to nobody when the answer is lost.
+      throw error instanceof AnswerLost ? new NotSent(error.message) : error;
+    });
+    const given = v.safeParse(Ticket, answer);
+    // A wrong password is not tried again.
+    if (!given.success)
+      throw new OperatorError(
+        "E_NOT_ALLOWED",
+        "Proxmox gave no ticket",
+        "a second factor is not supported",
+        "use a token: --pve-token-file",
+      );
+    return { cookie: given.output.ticket, csrf: given.output.CSRFPreventionToken };
   }
 
-  async #once(method: PveMethod, path: string, parameters: PveParameters, headers: Record<string, string>): Promise<unknown> {
+  async #once(
+    method: PveMethod,
+    path: string,
+    parameters: PveParameters,
+    headers: Record<string, string>,
+    signal?: AbortSignal,
+  ): Promise<unknown> {
     const form = new URLSearchParams();
     for (const [name, value] of Object.entries(parameters)) {
       if (value !== undefined) form.set(name, typeof value === "boolean" ? (value ? "1" : "0") : String(value));
@@ -87,16 +121,19 @@ export class HttpsTransport implements PveTransport {
     const inUrl = method === "GET" || method === "DELETE";
     const body = inUrl ? "" : form.toString();
     const query = inUrl && form.size > 0 ? `?${form.toString()}` : "";
-    const socket = await this.#connect();
+    const socket = await this.#connect(signal);
+    const stop = () => void socket.destroy(new Stopped());
+    signal?.addEventListener("abort", stop);
     try {
       return await exchange(socket, { method, path: `/api2/json${path}${query}`, host: this.#host, port: this.#port, headers, body });
     } finally {
+      signal?.removeEventListener("abort", stop);
       socket.destroy();
     }
   }
 
   /** A connection whose other end is known before a word is said. */
-  #connect(): Promise<TLSSocket> {
+  #connect(signal?: AbortSignal): Promise<TLSSocket> {
     const { ca, fingerprint } = this.#trust;
     return new Promise((resolve, reject) => {
       const socket = connect({
@@ -107,12 +144,19 @@ export class HttpsTransport implements PveTransport {
         rejectUnauthorized: fingerprint === null,
       });
       const timer = setTimeout(() => socket.destroy(new Error(`no answer within ${PVE_ANSWER_MS / 1_000} s`)), PVE_ANSWER_MS);
-      socket.once("error", (error) => {
+      const stop = () => void socket.destroy(new Stopped());
+      const settled = () => {
         clearTimeout(timer);
+        signal?.removeEventListener("abort", stop);
+      };
+      if (signal?.aborted) stop();
+      signal?.addEventListener("abort", stop);
+      socket.once("error", (error) => {
+        settled();
         reject(trustFault(error) ?? new NotSent(messageOf(error)));
       });
       socket.once("secureConnect", () => {
-        clearTimeout(timer);
+        settled();
         const shown = socket.getPeerCertificate().fingerprint256;
         if (fingerprint === null || shown?.toUpperCase() === fingerprint.toUpperCase()) return resolve(socket);
         socket.destroy();
@@ -127,6 +171,18 @@ export class HttpsTransport implements PveTransport {
       });
     });
   }
+}
+
+function hostIn(text: string): URL {
+  const [, rest] = /^(?:https:\/\/)?((?:\[[\da-f:.]+\]|[a-z\d._-]+)(?::\d+)?)\/?$/i.exec(text) ?? [];
+  const url = rest === undefined ? null : URL.parse(`https://${rest}`);
+  if (url !== null) return url;
+  throw new OperatorError(
+    "E_USAGE",
+    `Proxmox cannot be at "${text.replace(/[^/]*@/, "...@")}"`,
+    "it is https://HOST or https://HOST:PORT",
+    "--pve-host https://pve1:8006",
+  );
 }
 
 function trustFault(error: Error): OperatorError | null {
@@ -177,27 +233,44 @@ function exchange(socket: TLSSocket, { method, path, host, port, headers, body }
       response.once("aborted", () => lost("the connection was cut"));
       response.once("end", () => {
         clearTimeout(timer);
-        judge(response.statusCode ?? 0, response.statusMessage ?? "", Buffer.concat(parts).toString("utf8"), path, resolve, reject);
+        try {
+          const text = Buffer.concat(parts).toString("utf8");
+          resolve(judge(response.statusCode ?? 0, response.statusMessage ?? "", text, { method, path: path.split("?")[0] ?? "" }));
+        } catch (error) {
+          reject(error as Error);
+        }
       });
     });
     request.end(body);
   });
 }
 
-function judge(
-  status: number,
-  reason: string,
-  text: string,
-  path: string,
-  resolve: (data: unknown) => void,
-  reject: (error: Error) => void,
-): void {
-  let body: unknown = null;
-  try {
-    body = JSON.parse(text);
-  } catch {
-    if (status === 200) return reject(new PveError(status, "its answer is no JSON: is this a Proxmox?", path));
+/** What an answer means: its data, a refusal of Proxmox, or the words of something else that stands in its place. */
+function judge(status: number, reason: string, text: string, { method, path }: Pick<Exchange, "method" | "path">): unknown {
+  const body = documentIn(text);
+  const isProxmox = typeof body === "object" && body !== null;
+  if (isProxmox && status >= 200 && status < 300) return (body as { data?: unknown }).data ?? null;
+  // Proxmox refuses by an empty page as well, or one of its own statuses.
+  if (isProxmox || status >= 595 || (text.trim() === "" && status >= 400)) {
+    // Another node of the cluster was to do it, and may have.
+    if (method !== "GET" && status >= 595) throw new AnswerLost(`${status}: ${refusalText(reason, body)}`);
+    throw new PveError(status, refusalText(reason, body), path);
   }
-  if (status >= 200 && status < 300) return resolve((body as { data?: unknown } | null)?.data ?? null);
-  reject(new PveError(status, refusalText(reason, body), path));
+  const what = `${status} ${refusalText(reason, null)}, which is not what Proxmox answers`;
+  // A proxy between gives up sooner than Proxmox does.
+  if (method !== "GET") throw new AnswerLost(`${method} ${path}: ${what}`);
+  throw new OperatorError(
+    "E_UNREACHABLE",
+    "what answers is no Proxmox",
+    `it says ${what}`,
+    "check --pve-host: https://HOST:8006, and a proxy that stands between",
+  );
+}
+
+function documentIn(text: string): unknown {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return null;
+  }
 }

@@ -34,6 +34,13 @@ const refuse = (code: "E_EXISTS" | "E_PROXMOX" | "E_NO_ROOM" | "E_USAGE", what: 
 /** The Proxmox node for the machine: the one that is named, this very host, or the only one. @throws OperatorError E_USAGE, E_PROXMOX */
 export function chooseNode(rows: readonly NodeRow[], wanted: string | undefined, local: string | null): string {
   const names = rows.map(({ node }) => node).sort((a, b) => a.localeCompare(b));
+  if (names.length === 0)
+    throw refuse(
+      "E_PROXMOX",
+      "Proxmox lists no node",
+      "this login may see none",
+      "give it the role: docs/adding-a-node.md has the commands",
+    );
   const name = wanted ?? local ?? (names.length === 1 ? names[0] : undefined);
   if (name === undefined)
     throw refuse("E_USAGE", "--pve-node is missing", `the cluster has ${names.join(", ")}`, "name the node that is to run the machine");
@@ -116,6 +123,9 @@ export function chooseNetwork(
   const bridges = rows.filter(({ type }) => type === "bridge" || type === "OVSBridge").sort((a, b) => a.iface.localeCompare(b.iface));
   const { address, bits } = settings;
   const names = bridges.map(({ iface }) => iface).join(", ") || "none";
+  const holder = bridges.find(({ cidr, gateway }) => cidr?.split("/")[0] === address || gateway === address);
+  if (holder)
+    throw refuse("E_EXISTS", `${address} is taken`, `it is that of bridge ${holder.iface}, or its way out`, "take another address");
   const near = bridges.find(({ cidr }) => cidr !== undefined && sameNetwork(cidr.split("/")[0] ?? "", address, bits));
   const bridge =
     settings.bridge === undefined
@@ -161,21 +171,10 @@ export interface ImageFetch {
   readonly file: string;
 }
 
-/**
- * @param image a volume that is there (`local:import/debian.qcow2`), or a URL
- * @throws OperatorError E_USAGE
- */
+/** @param image a volume that is there (`local:import/debian.qcow2`), or a URL */
 export function imageOf(image: string, storage: string, volumes: readonly string[]): Image {
-  if (!/^https?:\/\//.test(image)) {
-    if (/^[A-Za-z][A-Za-z0-9._-]*:\S+$/.test(image)) return { volid: image, fetch: null };
-    throw refuse(
-      "E_USAGE",
-      `--image cannot be "${image}"`,
-      "it is a URL, or a volume such as local:import/debian.qcow2",
-      "see llmgw provision --help",
-    );
-  }
-  const name = decodeURIComponent(new URL(image).pathname.split("/").at(-1) ?? "").replaceAll(/[^a-zA-Z0-9.+=_-]/g, "_");
+  if (!/^https?:\/\//.test(image)) return { volid: image, fetch: null };
+  const name = (new URL(image).pathname.split("/").at(-1) ?? "").replaceAll(/%20|[^a-zA-Z0-9.+=_-]/g, "_");
   // Proxmox knows what a file is by its ending; that of Ubuntu's says nothing.
   const file = /\.(qcow2|raw|vmdk)$/.test(name) ? name : `${name.replace(/\.(img|bin)$/, "") || "image"}.qcow2`;
   const volid = `${storage}:import/${file}`;
@@ -192,9 +191,15 @@ export interface Place {
 
 /**
  * The one call that claims the VMID and says all there is to say of the machine: a later change would give it new host keys.
+ * @param run names the run that makes it, in the machine's notes
  * Sources: Proxmox's own qemu-server and the traps of Debian's cloud images under it.
  */
-export function createParameters(settings: Settings, { disks, bridge, gateway, volid }: Place, keys: readonly PublicKey[]): PveParameters {
+export function createParameters(
+  settings: Settings,
+  { disks, bridge, gateway, volid }: Place,
+  keys: readonly PublicKey[],
+  run: string,
+): PveParameters {
   const { vmid, name, cores, memory, cpu, user, address, bits, vlan, mtu, hostpci } = settings;
   const net = ["virtio", `bridge=${bridge}`, ...(vlan === undefined ? [] : [`tag=${vlan}`]), ...(mtu === undefined ? [] : [`mtu=${mtu}`])];
   return {
@@ -225,7 +230,7 @@ export function createParameters(settings: Settings, { disks, bridge, gateway, v
     agent: "enabled=1",
     onboot: 1,
     tags: "llmgw",
-    description: "Made by llmgw provision",
+    description: `Made by llmgw provision, run ${run}`,
     ...(hostpci.length > 0 && { bios: "ovmf", efidisk0: `${disks}:1,efitype=4m,pre-enrolled-keys=0` }),
     ...Object.fromEntries(hostpci.map((mapping, index) => [`hostpci${index}`, `mapping=${mapping},pcie=1`])),
   };
@@ -233,7 +238,7 @@ export function createParameters(settings: Settings, { disks, bridge, gateway, v
 
 /** What a processor type other than the host's own costs, and the host's own. Measured on a Xeon E5-2680 v4. */
 export function cpuNote(cpu: string): string | null {
-  if (cpu === "host") return null;
+  if (cpu.split(",")[0] === "host") return null;
   const words = ["1.5B 5.80 instead of 39.09", "3B 2.90 instead of 20.51", "7B 1.33 instead of 9.88"];
   return (
     `--cpu ${cpu} hides AVX2 and more from the engines: ${words.join(", ")} tokens/s, prompts 7.6 instead of 143.8 ` +

@@ -8,7 +8,7 @@ import type { Proxmox } from "proxmox-api";
 import * as v from "valibot";
 import { runProgram } from "../os/run-program.ts";
 import { OperatorError } from "../protocol/errors.ts";
-import { PVE_ADDRESS_PROBE_MS, PVE_LOCK_TRIES_COUNT, PVE_TASK_POLL_MS } from "../protocol/limits.ts";
+import { PVE_ADDRESS_PROBE_MS, PVE_LOCK_TRIES_COUNT, PVE_TASK_FAULTS_COUNT, PVE_TASK_POLL_MS } from "../protocol/limits.ts";
 import {
   chooseNetwork,
   chooseNode,
@@ -27,7 +27,17 @@ import {
   type ImageFetch,
   type Place,
 } from "./machine.ts";
-import { AnswerLost, apiOver, forOperator, PveError, type PveParameters, type PveTransport } from "./pve.ts";
+import {
+  AnswerLost,
+  apiOver,
+  forOperator,
+  onOneLine,
+  PveError,
+  Stopped,
+  TaskFailed,
+  type PveParameters,
+  type PveTransport,
+} from "./pve.ts";
 import type { Settings } from "./settings.ts";
 import type { PublicKey } from "./ssh-keys.ts";
 
@@ -41,6 +51,8 @@ export interface ProvisionOptions {
   readonly dry_run: boolean;
   readonly report: ProvisionReporter;
   readonly signal: AbortSignal;
+  /** Names this run in the machine's notes, so that it is known again. */
+  readonly run: string;
 }
 
 /** Is told how it goes. */
@@ -62,8 +74,8 @@ export interface Made {
  * @throws OperatorError saying what is in the way; one that came after the VMID was claimed names the command that removes what is left
  */
 export async function provision(options: ProvisionOptions): Promise<Made | null> {
-  const { settings, transport, report, dry_run } = options;
-  const run = new Run(options, apiOver(transport));
+  const { settings, report, dry_run } = options;
+  const run = new Run(options);
   const note = cpuNote(settings.cpu);
   if (note !== null) report.note(`warning: ${note}`);
   const { place, image } = await run.step(
@@ -72,7 +84,7 @@ export async function provision(options: ProvisionOptions): Promise<Made | null>
     ({ place: { node, disks, bridge, gateway } }) =>
       `${node}, ${disks}, ${bridge}, ${gateway === null ? "no gateway" : `gateway ${gateway}`}; VMID, name and address are free`,
   );
-  const parameters = createParameters(settings, place, options.keys);
+  const parameters = createParameters(settings, place, options.keys, options.run);
   if (dry_run) {
     if (image.fetch)
       report.call("POST", `/nodes/${place.node}/storage/${image.fetch.storage}/download-url`, run.fetchParameters(image.fetch));
@@ -103,17 +115,24 @@ export async function provision(options: ProvisionOptions): Promise<Made | null>
 
 type Seen = { readonly place: Place; readonly image: Image };
 
+/** A VMID that this run may have claimed. */
+interface Claim {
+  readonly node: string;
+  /** Whether Proxmox said that it is ours. */
+  readonly is_sure: boolean;
+}
+
 class Run {
   readonly #options: ProvisionOptions;
   readonly #api: Proxmox.Api;
-  readonly #end_ms: number;
-  /** Where the machine is that this run made, once it has claimed the VMID. */
-  #made: string | null = null;
+  /** Ends the questions: somebody asked to stop, or the time is up. */
+  readonly #over: AbortSignal;
+  #claim: Claim | null = null;
 
-  constructor(options: ProvisionOptions, api: Proxmox.Api) {
+  constructor(options: ProvisionOptions) {
     this.#options = options;
-    this.#api = api;
-    this.#end_ms = performance.now() + options.timeout_ms;
+    this.#over = AbortSignal.any([options.signal, AbortSignal.timeout(options.timeout_ms)]);
+    this.#api = apiOver(options.transport, this.#over);
   }
 
   async step<T>(name: string, work: () => Promise<T>, tell: (result: T) => string): Promise<T> {
@@ -125,34 +144,39 @@ class Run {
       report.step(name, tell(result), performance.now() - began_ms);
       return result;
     } catch (error) {
-      const known = forOperator(error, `cannot make ${settings.name} (${name})`);
-      throw this.#made === null ? known : this.#halfMade(known, this.#made);
+      const known = forOperator(error instanceof Stopped ? this.#whyStopped() : error, `cannot make ${settings.name} (${name})`);
+      throw this.#claim === null ? known : this.#halfMade(known, this.#claim);
     }
   }
 
   /** What this run made and did not finish stays: it is for a person to say that it goes. */
-  #halfMade({ code, message, why }: OperatorError, node: string): OperatorError {
-    const { vmid } = this.#options.settings;
-    const { local_node } = this.#options.transport;
-    const where = local_node === node ? "" : ` on ${node}`;
+  #halfMade({ code, message, why }: OperatorError, { node, is_sure }: Claim): OperatorError {
+    const { settings, transport, run } = this.#options;
+    const { vmid } = settings;
+    const where = transport.local_node === node ? "" : ` on ${node}`;
+    if (is_sure)
+      return new OperatorError(
+        code,
+        message,
+        `${why}; VM ${vmid} was made by this run and is left as it is`,
+        `qm destroy ${vmid} --purge${where} removes it; then try again`,
+      );
     return new OperatorError(
       code,
       message,
-      `${why}; VM ${vmid} was made by this run and is left as it is`,
-      `qm destroy ${vmid} --purge${where} removes it; then try again`,
+      `${why}; VM ${vmid} may be there: when this run made it, its notes say "run ${run}"`,
+      `look at VM ${vmid}${where} before trying again`,
     );
   }
 
   #stillWanted(): void {
+    if (this.#over.aborted) throw this.#whyStopped();
+  }
+
+  #whyStopped(): OperatorError {
     const { signal, timeout_ms } = this.#options;
-    if (signal.aborted) throw new OperatorError("E_TIMEOUT", "interrupted", "it was asked to stop", "run it again");
-    if (performance.now() > this.#end_ms)
-      throw new OperatorError(
-        "E_TIMEOUT",
-        "it takes too long",
-        `${Math.round(timeout_ms / 1_000)} s are over`,
-        "allow more with --timeout",
-      );
+    if (signal.aborted) return new OperatorError("E_INTERRUPTED", "interrupted", "it was asked to stop", "run it again");
+    return new OperatorError("E_TIMEOUT", "it takes too long", `${timeout_ms / 1_000} s are over`, "allow more with --timeout");
   }
 
   /** Everything that can be known before anything is made. */
@@ -188,6 +212,7 @@ class Run {
     const { address } = this.#options.settings;
     for (const { vmid, node, name, type } of machines) {
       if (vmid === undefined || node === undefined || type === "lxc") continue;
+      this.#stillWanted();
       const config: unknown = await this.#api.nodes
         .$(node)
         .qemu.$(Number(vmid))
@@ -221,39 +246,63 @@ class Run {
   }
 
   /** The guard against a race: Proxmox gives a VMID to one caller only. */
-  async create(place: Place, parameters: PveParameters): Promise<void> {
-    const { node } = place;
+  async create({ node }: Place, parameters: PveParameters): Promise<void> {
     const { vmid } = this.#options.settings;
     type Create = NonNullable<Parameters<ReturnType<Proxmox.Api["nodes"]["$"]>["qemu"]["$post"]>[0]>;
-    let upid: unknown;
+    let upid: unknown = null;
+    let lost: AnswerLost | null = null;
     try {
       upid = await this.#api.nodes.$(node).qemu.$post({ ...parameters } as unknown as Create);
+      if (!isTask(upid)) lost = new AnswerLost("it names no task");
     } catch (error) {
       if (error instanceof PveError && error.is_taken) throw vmidTaken(vmid, SOMETHING);
       if (!(error instanceof AnswerLost)) throw error;
-      upid = await this.#lostCreate(node);
-      if (upid === null) throw error;
+      lost = error;
     }
-    this.#made = node;
+    this.#claim = { node, is_sure: lost === null };
+    if (lost !== null) upid = await this.#lostCreate(node);
     try {
       await this.#task(node, upid, `create VM ${vmid}`);
     } catch (error) {
       // Proxmox takes back what a failed creation had made.
-      if (error instanceof PveError) this.#made = null;
+      if (error instanceof TaskFailed && (await this.#isOurs(node)) !== true) this.#claim = null;
       throw error;
     }
+    if (lost !== null) await this.#proveOurs(node, lost);
   }
 
-  /** The task that our unanswered call began, by its VMID; null when it began none. */
-  async #lostCreate(node: string): Promise<unknown> {
+  /**
+   * Another may have been given the VMID while our call was lost: only a machine with our notes is ours.
+   * @throws OperatorError E_EXISTS; `lost` when nobody can tell
+   */
+  async #proveOurs(node: string, lost: AnswerLost): Promise<void> {
+    const ours = await this.#isOurs(node);
+    if (ours === null) throw lost;
+    this.#claim = ours ? { node, is_sure: true } : null;
+    if (!ours) throw vmidTaken(this.#options.settings.vmid, SOMETHING);
+  }
+
+  /** Whether the machine is the one this run made; null when that cannot be seen. */
+  async #isOurs(node: string): Promise<boolean | null> {
+    const { settings, run } = this.#options;
+    const machine = this.#api.nodes.$(node).qemu.$(settings.vmid);
+    const config: unknown = await machine.config.$get().catch((error: unknown) => {
+      if (error instanceof PveError) return null;
+      throw error;
+    });
+    const read = v.safeParse(v.looseObject({ description: v.optional(v.string(), "") }), config);
+    return read.success ? read.output.description.includes(run) : null;
+  }
+
+  /** The newest task that made a machine of this VMID; null when there is none. Ours, or another's. */
+  async #lostCreate(node: string): Promise<string | null> {
     const { vmid } = this.#options.settings;
-    const Task = v.looseObject({ upid: v.string(), starttime: v.optional(v.number()) });
-    const since_s = Date.now() / 1_000 - 300;
-    const found: unknown = await this.#api.nodes
-      .$(node)
-      .tasks.$get({ vmid, typefilter: "qmcreate" })
-      .catch(() => []);
-    return rows(Task, found).find(({ starttime = Infinity }) => starttime >= since_s)?.upid ?? null;
+    const Task = v.looseObject({ upid: v.string(), starttime: v.optional(v.number(), 0) });
+    // Without `all` only tasks that ended are listed.
+    const asked = { vmid, typefilter: "qmcreate", source: "all" } as const;
+    const found: unknown = await this.#api.nodes.$(node).tasks.$get(asked);
+    const newest = rows(Task, found).sort((a, b) => b.starttime - a.starttime)[0];
+    return newest?.upid ?? null;
   }
 
   async start(node: string): Promise<void> {
@@ -276,23 +325,34 @@ class Run {
     }
   }
 
-  /** Follows a task to its end. @throws PveError with what its log says */
+  /** Follows a task to its end. @throws TaskFailed with what its log says */
   async #task(node: string, upid: unknown, doing: string): Promise<void> {
     // Some calls have done all when they answer.
-    if (typeof upid !== "string" || !upid.startsWith("UPID:")) return;
-    const task = this.#api.nodes.$(node).tasks.$(upid);
-    const Status = v.looseObject({ status: v.string(), exitstatus: v.optional(v.string()) });
-    for (;;) {
-      const { status, exitstatus = "" } = v.parse(Status, await task.status.$get());
-      if (status === "stopped") {
+    if (!isTask(upid)) return;
+    for (let faults = 0; ;) {
+      const state = await this.#stateOf(node, upid).catch((error: unknown) => {
+        faults += 1;
+        if (!isPassing(error) || faults > PVE_TASK_FAULTS_COUNT) throw error;
+        return null;
+      });
+      if (state !== null) faults = 0;
+      if (state?.status === "stopped") {
+        const { exitstatus } = state;
         if (exitstatus === "OK") return;
         const log = await this.#log(node, upid);
         if (/^WARNINGS: \d+$/.test(exitstatus)) return this.#options.report.note(`warning: to ${doing} ended with ${exitstatus}: ${log}`);
-        throw new PveError(0, `to ${doing} ended with: ${exitstatus}${log === "" ? "" : ` (${log})`}`, upid);
+        throw new TaskFailed(0, `to ${doing} ended with: ${onOneLine(exitstatus)}${log === "" ? "" : ` (${log})`}`, upid);
       }
       await sleep(PVE_TASK_POLL_MS);
       this.#stillWanted();
     }
+  }
+
+  async #stateOf(node: string, upid: string): Promise<{ status: string; exitstatus: string }> {
+    const State = v.looseObject({ status: v.string(), exitstatus: v.optional(v.string(), "no word") });
+    const read = v.safeParse(State, await this.#api.nodes.$(node).tasks.$(upid).status.$get());
+    if (read.success) return read.output;
+    throw new PveError(500, `Proxmox does not say how the task ${upid} is`, upid);
   }
 
   async #log(node: string, upid: string): Promise<string> {
@@ -309,6 +369,7 @@ class Run {
       .map(({ t }) => t.trim())
       .filter((line) => line !== "" && !line.startsWith("TASK "))
       .slice(-3)
+      .map(onOneLine)
       .join("; ");
   }
 }
@@ -316,8 +377,21 @@ class Run {
 /** Proxmox says no more than this to a token that may not see the other one. */
 const SOMETHING = "Proxmox has a machine or container of that number";
 
+/** Those of a list that are understood. @throws PveError when it is no list: nothing could then be said to be free */
 function rows<S extends v.GenericSchema>(schema: S, list: unknown): v.InferOutput<S>[] {
-  return Array.isArray(list) ? list.flatMap((row) => (v.is(schema, row) ? [v.parse(schema, row)] : [])) : [];
+  if (!Array.isArray(list)) throw new PveError(500, "Proxmox answers something else than a list", "");
+  return list.flatMap((row) => {
+    const read = v.safeParse(schema, row);
+    return read.success ? [read.output] : [];
+  });
+}
+
+const isTask = (answer: unknown): answer is string => typeof answer === "string" && answer.startsWith("UPID:");
+
+/** Whether the same question may be answered a little later: Proxmox's proxy starts anew, or is busy. */
+function isPassing(error: unknown): boolean {
+  if (error instanceof PveError) return error.status === 0 || error.status >= 500;
+  return error instanceof OperatorError && error.code === "E_UNREACHABLE";
 }
 
 /** Something that answers at the address is another machine. @throws OperatorError E_EXISTS */

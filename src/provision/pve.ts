@@ -1,5 +1,6 @@
 import { proxmoxApi, type Proxmox } from "proxmox-api";
 import { OperatorError } from "../protocol/errors.ts";
+import { PVE_REASON_COUNT } from "../protocol/limits.ts";
 
 export type PveMethod = "GET" | "POST" | "PUT" | "DELETE";
 export type PveParameters = Readonly<Record<string, string | number | boolean | undefined>>;
@@ -10,8 +11,11 @@ export interface PveTransport {
   readonly shown: string;
   /** The Proxmox node it runs on itself; null = over the network. */
   readonly local_node: string | null;
-  /** @throws PveError what Proxmox refuses; AnswerLost when it may or may not have done it */
-  request(method: PveMethod, path: string, parameters: PveParameters): Promise<unknown>;
+  /**
+   * @param signal ends a question; a change is waited for, since nobody would know whether it was done
+   * @throws PveError what Proxmox refuses; AnswerLost when it may or may not have done it; Stopped; OperatorError when it is not reached
+   */
+  request(method: PveMethod, path: string, parameters: PveParameters, signal?: AbortSignal): Promise<unknown>;
 }
 
 /** Proxmox said no. */
@@ -38,17 +42,24 @@ export class PveError extends Error {
   }
 }
 
+/** A task of Proxmox ended, and not well. */
+export class TaskFailed extends PveError {}
+
+/** We stopped asking: whoever gave the signal knows why. */
+export class Stopped extends Error {}
+
 /** Nobody knows whether it was done. */
 export class AnswerLost extends Error {}
 
-/** The API with its types, over a transport. */
-export function apiOver(transport: PveTransport): Proxmox.Api {
+/** The API with its types, over a transport; its questions end with the signal. */
+export function apiOver(transport: PveTransport, signal: AbortSignal): Proxmox.Api {
   return proxmoxApi({
     doRequest: (method, path, _template, parameters) =>
       transport.request(
         method.replace("$", "").toUpperCase() as PveMethod,
         path.replace(/^\/api2\/json/, ""),
         (parameters ?? {}) as PveParameters,
+        signal,
       ),
   });
 }
@@ -58,8 +69,16 @@ export function refusalText(reason: string, body: unknown): string {
   const { errors, message } = (typeof body === "object" && body !== null ? body : {}) as { errors?: unknown; message?: unknown };
   const fields =
     typeof errors === "object" && errors !== null ? Object.entries(errors).map(([name, what]) => `${name}: ${String(what).trim()}`) : [];
-  if (fields.length > 0) return fields.join("; ");
-  return (typeof message === "string" && message.trim() !== "" ? message : reason).trim() || "no reason is given";
+  if (fields.length > 0) return onOneLine(fields.join("; "));
+  return onOneLine(typeof message === "string" && message.trim() !== "" ? message : reason) || "no reason is given";
+}
+
+/** Words from outside, for a line of a terminal. */
+export function onOneLine(text: string): string {
+  return text
+    .replaceAll(/[\p{Cc}\s]+/gu, " ")
+    .trim()
+    .slice(0, PVE_REASON_COUNT);
 }
 
 /** An error of Proxmox for an operator. */
@@ -86,5 +105,7 @@ export function forOperator(error: unknown, doing: string): OperatorError {
   if (status >= 595)
     return new OperatorError("E_UNREACHABLE", doing, `${status}: ${message}`, "check --pve-node: it is the short name as Proxmox lists it");
   if (error.is_locked) return new OperatorError("E_TIMEOUT", doing, message, "another task holds the lock; try again when it has ended");
-  return new OperatorError("E_PROXMOX", doing, message, "see the task's log in Proxmox");
+  const remedy =
+    error instanceof TaskFailed ? "see the task's log in Proxmox" : "see journalctl -u pvedaemon -u pveproxy on the Proxmox host";
+  return new OperatorError("E_PROXMOX", doing, message, remedy);
 }

@@ -8,19 +8,27 @@ export interface PublicKey {
   readonly fingerprint: string;
 }
 
-const TYPES = ["ssh-ed25519", "ssh-rsa", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521"];
-const SECURITY_KEYS = ["sk-ssh-ed25519@openssh.com", "sk-ecdsa-sha2-nistp256@openssh.com"];
+/** The fields of each type after its name, by their lengths in bytes where these are fixed. Sources: RFC 4253, 5656, 8709; PROTOCOL.u2f. */
+const FIELDS: Readonly<Record<string, readonly (number | null)[]>> = {
+  "ssh-ed25519": [32],
+  "ssh-rsa": [null, null],
+  "ecdsa-sha2-nistp256": [8, 65],
+  "ecdsa-sha2-nistp384": [8, 97],
+  "ecdsa-sha2-nistp521": [8, 133],
+  "sk-ssh-ed25519@openssh.com": [32, null],
+  "sk-ecdsa-sha2-nistp256@openssh.com": [8, 65, null],
+};
 
 /**
  * Reads authorized_keys or a public key file. Comments, blank lines, lines with options and what is no key are left out: a key
- * that may only do one thing must not become one that may do all.
+ * that may only do one thing must not become one that may do all, and Proxmox refuses all keys for one it cannot read.
  */
 export function readPublicKeys(text: string): PublicKey[] {
   return text.split("\n").flatMap((whole) => {
     const [type = "", data = "", ...rest] = whole.trim().split(/\s+/);
-    if (![...TYPES, ...SECURITY_KEYS].includes(type) || !/^[A-Za-z0-9+/]+={0,2}$/.test(data)) return [];
+    if (!Object.hasOwn(FIELDS, type)) return [];
     const blob = Buffer.from(data, "base64");
-    if (partsOf(blob)[0] !== type) return [];
+    if (blob.toString("base64") !== data || !isKeyOf(type, partsOf(blob))) return [];
     const comment = rest
       .join("-")
       .replaceAll(/[^A-Za-z0-9@._-]/g, "-")
@@ -30,16 +38,22 @@ export function readPublicKeys(text: string): PublicKey[] {
   });
 }
 
+function isKeyOf(type: string, [name, ...fields]: readonly Buffer[]): boolean {
+  const wanted = FIELDS[type] ?? [];
+  if (name?.toString("latin1") !== type || fields.length !== wanted.length) return false;
+  return wanted.every((length, index) => fields[index]?.length === (length ?? fields[index]?.length));
+}
+
 /** The fields of a key (RFC 4253, 6.6), the first is its type; none when it was cut. */
-function partsOf(blob: Buffer): string[] {
-  const parts: string[] = [];
+function partsOf(blob: Buffer): Buffer[] {
+  const parts: Buffer[] = [];
   let at = 0;
   while (at + 4 <= blob.length) {
     const length = blob.readUInt32BE(at);
-    parts.push(blob.subarray(at + 4, at + 4 + length).toString("latin1"));
+    parts.push(blob.subarray(at + 4, at + 4 + length));
     at += 4 + length;
   }
-  return at === blob.length && parts.length > 1 ? parts : [];
+  return at === blob.length ? parts : [];
 }
 
 /** Each key once, in order. */

@@ -216,10 +216,10 @@ test.each(["SIGINT", "SIGTERM"] as const)(
     await until("the VMID is claimed", () => pve.machines.has(145), TEST_MS);
     child.kill(signal);
     const [code, err] = await Promise.all([child.exited, child.stderr.text()]);
-    expect(err).toContain("interrupted (E_TIMEOUT)");
+    expect(err).toContain("interrupted (E_INTERRUPTED)");
     expect(err).toContain("VM 145 was made by this run and is left as it is");
     expect(err).toContain("qm destroy 145 --purge on pve1 removes it");
-    expect(code).toBe(4);
+    expect(code).toBe(130);
   },
   TEST_MS,
 );

@@ -1,4 +1,8 @@
 import { expect, test } from "bun:test";
+import { spawnSync } from "node:child_process";
+import { mkdtemp, readFile, rm, writeFile } from "node:fs/promises";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
 import {
   chooseNetwork,
   chooseNode,
@@ -40,7 +44,14 @@ test("flags lie over the environment, that over the file, that over what is usua
 
 test.each([
   [() => settings({ cores: 0 }), /--cores is not usable/],
-  [() => settings({}, { LLMGW_MEMORY: "lots" }), /--memory is not usable/],
+  [() => settings({}, { LLMGW_MEMORY: "lots" }), /LLMGW_MEMORY is not usable/],
+  [() => settings({}, { LLMGW_DISK: "0x10" }), /LLMGW_DISK is not usable/],
+  [() => settings({}, { LLMGW_CORES: " " }), /LLMGW_CORES is not usable/],
+  [() => settings({ memory: 1e9 }), /--memory is not usable/],
+  [() => settings({ cpu: "a b" }), /--cpu is not usable/],
+  [() => settings({ cpu: "host,vendor=1" }), /--cpu is not usable/],
+  [() => settings({ hostpci: ["gpu", "gpu"] }), /--hostpci is not usable/],
+  [() => settings({ hostpci: Array.from({ length: 17 }, (_, index) => `gpu${index}`) }), /--hostpci is not usable/],
   [() => settings({ bridge: "vmbr0; rm -rf /" }), /--bridge is not usable/],
   [() => settings({ pve_fingerprint: "AA:BB" }), /--pve-fingerprint is not usable/],
   [() => settings({ hostpci: ["0000:01:00.0"] }), /--hostpci is not usable/],
@@ -48,12 +59,40 @@ test.each([
   [() => networkOf("10.0.0.1"), /--ip cannot be/],
   [() => networkOf("fe80::1/64"), /--ip cannot be/],
   [() => networkOf("10.0.0.1/99"), /--ip cannot be/],
+  [() => networkOf("10.0.0.1/24/7"), /--ip cannot be/],
+  [() => networkOf("10.0.0.0/24"), /--ip cannot be/],
+  [() => networkOf("10.0.0.255/24"), /--ip cannot be/],
+  [() => networkOf("10.0.0.127/25"), /--ip cannot be/],
+  [() => networkOf("0.0.0.145/8"), /--ip cannot be/],
+  [() => networkOf("250.0.0.145/8"), /--ip cannot be/],
+  [() => networkOf("x".repeat(100_000)), /^--ip cannot be "x{60}\.\.\."$/],
+  [() => settings({ gateway: "10.0.0.145" }), /--gateway cannot be/],
+  [() => settings({ gateway: "10.0.1.1" }), /--gateway cannot be/],
+  [() => settings({}, { LLMGW_GATEWAY: "10.0.0.255" }), /LLMGW_GATEWAY cannot be/],
+  [() => settings({}, {}, { gateway: "10.0.0.0" }), /gateway cannot be/],
   [() => vmidOf("10.0.0.45"), /--vmid is missing/],
 ])("what cannot be is refused with the flag's name", (make, words) => {
   expect(make).toThrow(words);
 });
 
+test.each([
+  "x",
+  "https://",
+  "https://host",
+  "https://host/",
+  "https://host:99999/debian.qcow2",
+  "https://ops:secret@host/debian.qcow2",
+  "ftp://host/debian.qcow2",
+  "file:///etc/passwd",
+  "local:/etc/passwd",
+  "local:import/debian.qcow2,format=raw",
+])("--image cannot be %s", (image) => {
+  expect(() => settings({ image })).toThrow("--image is not usable");
+});
+
 test("networks", () => {
+  expect(networkOf("10.0.0.254/31")).toEqual({ address: "10.0.0.254", bits: 31 });
+  expect(networkOf("10.0.0.255/16")).toEqual({ address: "10.0.0.255", bits: 16 });
   expect(sameNetwork("10.0.0.1", "10.0.0.254", 24)).toBe(true);
   expect(sameNetwork("10.0.0.1", "10.0.1.1", 24)).toBe(false);
   expect(sameNetwork("10.0.0.129", "10.0.0.1", 25)).toBe(false);
@@ -78,9 +117,47 @@ test("keys: only whole ones of known types without options, harmless for YAML, e
   expect(found[0]?.fingerprint).toMatch(/^SHA256:[A-Za-z0-9+/]{43}$/);
 });
 
+/** A key of these fields, as authorized_keys has it. */
+function keyOf(type: string, ...fields: (number | string)[]): string {
+  const part = (bytes: Buffer) => Buffer.concat([Buffer.from([0, 0, bytes.length >> 8, bytes.length & 255]), bytes]);
+  const parts = [type, ...fields].map((field) => part(typeof field === "number" ? Buffer.alloc(field, 1) : Buffer.from(field)));
+  return `${type} ${Buffer.concat(parts).toString("base64")}`;
+}
+
+test.each([
+  ["a short key", keyOf("ssh-ed25519", 31)],
+  ["a field too many", keyOf("ssh-ed25519", 32, 32)],
+  ["a field too few", keyOf("ssh-rsa", 3)],
+  ["a point that is none", keyOf("ecdsa-sha2-nistp256", "nistp256", 64)],
+  ["a certificate", keyOf("ssh-ed25519-cert-v01@openssh.com", 32, 32)],
+  ["an old type", keyOf("ssh-dss", 128, 20, 128, 128)],
+  ["more after its end", `${KEY.split(" ").slice(0, 2).join(" ")}AA`],
+  ["a padding too much", `${KEY.split(" ").slice(0, 2).join(" ")}=`],
+  ["a type of all objects", "constructor AAAA"],
+])("no key: %s", (_what, line) => {
+  expect(readPublicKeys(`${line}\n`)).toEqual([]);
+});
+
+test("whatever is taken, ssh-keygen reads as well: Proxmox refuses all keys for one it cannot", async () => {
+  const folder = await mkdtemp(join(tmpdir(), "llmgw-keys-"));
+  try {
+    for (const words of ["ed25519", "rsa -b 2048", "ecdsa -b 256", "ecdsa -b 384", "ecdsa -b 521"]) {
+      const file = join(folder, words.replaceAll(" ", ""));
+      expect(spawnSync("ssh-keygen", ["-q", "-N", "", "-t", ...words.split(" "), "-f", file, "-C", "a: #b"]).status).toBe(0);
+      const [key] = readPublicKeys((await readFile(`${file}.pub`, "utf8")).replaceAll("\n", "\r\n"));
+      expect(key?.line).toEndWith(" a---b");
+      await writeFile(join(folder, "line"), `${key?.line}\n`);
+      const { stdout } = spawnSync("ssh-keygen", ["-l", "-f", join(folder, "line")], { encoding: "utf8" });
+      expect(stdout).toContain(key?.fingerprint as string);
+    }
+  } finally {
+    await rm(folder, { recursive: true });
+  }
+});
+
 test("the create call, whole", () => {
   const place = { node: "pve1", disks: "local-lvm", bridge: "vmbr0", gateway: "10.0.0.1", volid: "local:import/debian.qcow2" };
-  const parameters = createParameters(settings({ vlan: 7, hostpci: ["h100-0"] }), place, readPublicKeys(KEY));
+  const parameters = createParameters(settings({ vlan: 7, hostpci: ["h100-0"] }), place, readPublicKeys(KEY), "r1");
   expect(parameters).toEqual({
     vmid: 145,
     name: "llmgw-node05",
@@ -105,7 +182,7 @@ test("the create call, whole", () => {
     agent: "enabled=1",
     onboot: 1,
     tags: "llmgw",
-    description: "Made by llmgw provision",
+    description: "Made by llmgw provision, run r1",
     bios: "ovmf",
     efidisk0: "local-lvm:1,efitype=4m,pre-enrolled-keys=0",
     hostpci0: "mapping=h100-0,pcie=1",
@@ -138,6 +215,8 @@ test("the bridge in the address's network, and its way out", () => {
   expect(chooseNetwork(NETWORKS, { ...wants, gateway: "10.0.0.254" })).toEqual({ bridge: "vmbr1", gateway: "10.0.0.254" });
   expect(() => chooseNetwork(NETWORKS, { ...wants, address: "172.16.0.5" })).toThrow("--gateway is missing");
   expect(() => chooseNetwork(NETWORKS, { ...wants, vlan: 5 })).toThrow("--gateway is missing");
+  expect(() => chooseNetwork(NETWORKS, { ...wants, address: "10.0.0.1" })).toThrow("10.0.0.1 is taken");
+  expect(() => chooseNetwork(NETWORKS, { ...wants, address: "192.168.1.1" })).toThrow("192.168.1.1 is taken");
   expect(() => chooseNetwork(NETWORKS, { ...wants, bridge: "vmbr9" })).toThrow("there is no bridge vmbr9");
 });
 
@@ -151,6 +230,7 @@ test("the node, and what is taken", () => {
   expect(() => chooseNode(nodes, undefined, null)).toThrow("--pve-node is missing");
   expect(() => chooseNode(nodes, "pve9", null)).toThrow("there is no Proxmox node pve9");
   expect(() => chooseNode(nodes, "pve1", null)).toThrow("Proxmox node pve1 is offline");
+  expect(() => chooseNode([], undefined, null)).toThrow("Proxmox lists no node");
   expect(() => refuseTaken([{ vmid: 145, name: "other", node: "pve1" }], settings())).toThrow("VMID 145 is taken");
   expect(() => refuseTaken([{ vmid: 9, name: "llmgw-node05", node: "pve1" }], settings())).toThrow(
     "there is a machine called llmgw-node05",
@@ -170,6 +250,13 @@ test.each([
       fetch: { url: "https://x/noble-server.img", storage: "local", file: "noble-server.qcow2" },
     },
   ],
+  [
+    "https://x/a%zz%20b.qcow2?v=1",
+    {
+      volid: "local:import/a_zz_b.qcow2",
+      fetch: { url: "https://x/a%zz%20b.qcow2?v=1", storage: "local", file: "a_zz_b.qcow2" },
+    },
+  ],
   ["https://x/there.raw", { volid: "local:import/there.raw", fetch: null }],
 ])("the image %s", (image, expected) => {
   expect(imageOf(image, "local", ["local:import/there.raw"])).toEqual(expected);
@@ -177,5 +264,6 @@ test.each([
 
 test("another processor type than the host's is warned of, with what it costs", () => {
   expect(cpuNote("host")).toBeNull();
+  expect(cpuNote("host,flags=+aes")).toBeNull();
   expect(cpuNote("x86-64-v2-AES")).toContain("1.5B 5.80 instead of 39.09");
 });
