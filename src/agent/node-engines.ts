@@ -59,6 +59,7 @@ export class NodeEngines {
   #wanted: readonly WantedEngine[] = [];
   readonly #last = new Map<InstallableKind, string>();
   readonly #choices = new Map<InstallableKind, Choice>();
+  readonly #choosing = new Map<InstallableKind, Promise<void>>();
   readonly #installs = new Map<InstallableKind, EngineInstall>();
   /** What was proved, by path and state of the program. */
   readonly #proofs = new Map<string, Promise<Proof>>();
@@ -292,8 +293,15 @@ export class NodeEngines {
     this.#begin(kind);
   }
 
-  /** Decides which program new ranks are started with. */
-  async #choose(kind: InstallableKind): Promise<void> {
+  /** Decides which program new ranks are started with. One after the other: an older look must not have the last word. */
+  #choose(kind: InstallableKind): Promise<void> {
+    const before = this.#choosing.get(kind) ?? Promise.resolve();
+    const chosen = before.catch(() => {}).then(() => this.#chooseNow(kind));
+    this.#choosing.set(kind, chosen);
+    return chosen;
+  }
+
+  async #chooseNow(kind: InstallableKind): Promise<void> {
     const installed = await installedEngines(this.#root, kind);
     for (const engine of installed) this.#made.set(engine.program, engine);
     const candidates: Candidate[] = [];
@@ -358,8 +366,9 @@ async function proofKey(path: string): Promise<string> {
   const about = await realpath(path)
     .then((real) => stat(real))
     .catch(() => null);
-  // The last is when its owner or mode was changed, too, or another file took its place.
-  return `${path}\n${about?.mtimeMs ?? 0}\n${about?.size ?? 0}\n${about?.ctimeMs ?? 0}`;
+  // Its time of change is another also when its owner is, or another file took its place.
+  const { mtimeMs = 0, ctimeMs = 0, size = 0, mode = 0 } = about ?? {};
+  return [path, mtimeMs, ctimeMs, size, mode].join("\n");
 }
 
 type Tell = (phase: EngineInstall["phase"], detail: string) => void;

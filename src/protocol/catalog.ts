@@ -4,7 +4,11 @@ import { MODEL_ARGS_BYTES, MODEL_REPLICAS_COUNT, SOURCE_CHARACTERS_COUNT } from 
 import { ModelShape } from "./model-shape.ts";
 
 /** A flag's value in `args`: passed to the engine as `--name value`; `true` as a bare `--name`, `false` left out. */
-const ArgValue = v.union([v.string(), v.number(), v.boolean()]);
+const ArgValue = v.union([
+  v.pipe(v.string(), v.regex(/^[^\0]*$/, "no argument of a program can hold a NUL character")),
+  v.number(),
+  v.boolean(),
+]);
 export const Args = v.pipe(
   v.record(v.pipe(v.string(), v.regex(/^[a-z][a-z0-9-]*$/, "write the flag's long name without the leading dashes")), ArgValue),
   v.check(

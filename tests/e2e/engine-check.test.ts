@@ -44,6 +44,12 @@ describe("on a text, with no server and no context", () => {
     expect(ran).toMatchObject({ code, err: "" });
   });
 
+  test("a text that never ends is no help text", async () => {
+    const ran = await check("llamacpp", "--help-file", "/dev/zero");
+    expect(ran).toMatchObject({ code: 2, out: "" });
+    expect(ran.err).toContain("/dev/zero is too long");
+  });
+
   test("as JSON, from an argument, from stdin", async () => {
     const file = await checkText("sglang", sglangHelp(), "-o", "json");
     const found = parseAs(EngineCheck, JSON.parse(file.out), "the check");

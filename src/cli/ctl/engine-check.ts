@@ -1,3 +1,5 @@
+import { createReadStream } from "node:fs";
+import { access, constants } from "node:fs/promises";
 import { join, resolve } from "node:path";
 import { installedEngines } from "../../agent/engine-install.ts";
 import { EngineQuestions } from "../../agent/engine-questions.ts";
@@ -24,21 +26,36 @@ const ORDER: readonly FlagVerdict[] = ["missing", "removed", "bad-value", "unpro
 /**
  * The engine's program on this machine: the one its agent is told of, else the newest installed.
  * @param config what the agent goes by
+ * @param file where that is from
  * @throws OperatorError E_NOT_FOUND
  */
-export async function programHere(kind: InstallableKind, config: Partial<AgentConfig> & Pick<AgentConfig, "state">): Promise<string> {
+export async function programHere(
+  kind: InstallableKind,
+  config: Partial<AgentConfig> & Pick<AgentConfig, "state">,
+  file = AGENT_FILE,
+): Promise<string> {
   const folder = join(config.state, "engines");
   const program = config[ENGINE_PATH_KEYS[kind]] ?? (await installedEngines(folder, kind))[0]?.program;
   if (program !== undefined) return program;
-  const why = `neither ${AGENT_FILE} names one, nor is one in ${folder}/${kind}`;
+  const unread = await access(file, constants.R_OK).then(
+    () => false,
+    (error: NodeJS.ErrnoException) => error.code !== "ENOENT",
+  );
+  const named = unread ? `this user may not read ${file}, and none is` : `neither ${file} names one, nor is one`;
+  const why = `${named} in ${folder}/${kind}`;
   throw new OperatorError("E_NOT_FOUND", `there is no ${kind} on this machine`, why, `${PATH} ${kind} --bin PATH, or --node NODE`);
 }
 
 async function textOf(file: string, io: Io): Promise<string> {
-  const source = file === "-" ? Bun.stdin : Bun.file(resolve(io.cwd, file));
-  let text: string;
+  const source = file === "-" ? createReadStream("", { fd: process.stdin.fd, autoClose: false }) : createReadStream(resolve(io.cwd, file));
+  const decoder = new TextDecoder();
+  let text = "";
   try {
-    text = await source.text();
+    // It may be a pipe that never ends.
+    for await (const chunk of source) {
+      text += decoder.decode(chunk as Buffer, { stream: true });
+      if (text.length > ENGINE_HELP_BYTES) break;
+    }
   } catch (error) {
     throw new OperatorError("E_USAGE", `cannot read ${file}`, messageOf(error), "llama-server --help > FILE 2>&1");
   }

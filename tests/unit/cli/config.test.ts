@@ -56,3 +56,8 @@ test("a file for new machines is checked, too", async () => {
   expect(await faultOf("pve_host: https://pve1:8006\ncores: 4\n")).toBeNull();
   expect(await faultOf("pve_host: https://pve1:8006\nbridge: 'vmbr0; x'\n")).toMatchObject({ code: "E_CONFIG" });
 });
+
+test("a value that no program can be given is refused where it is written", async () => {
+  const fault = await faultOf('models: [{ name: a, engine: sim, args: { chat-template: "a\\0b" } }]');
+  expect(fault?.message).toMatch(/:1:\d+: models\.0\.args\.chat-template: no argument of a program can hold a NUL character/);
+});

@@ -37,3 +37,9 @@ test("where there is none it says where it looked", async () => {
   const error = await programHere("sglang", { state }).catch((thrown: OperatorError) => thrown);
   expect(error).toMatchObject({ code: "E_NOT_FOUND", why: expect.stringContaining(join(state, "engines/sglang")) });
 });
+
+test("a file that this user may not read is not said to name none", async () => {
+  const unread = join(state, "engines/vllm/0.9.0/bin/vllm", "agent.yaml");
+  const error = await programHere("sglang", { state }, unread).catch((thrown: OperatorError) => thrown);
+  expect(error).toMatchObject({ why: expect.stringContaining(`this user may not read ${unread}, and none is in `) });
+});
