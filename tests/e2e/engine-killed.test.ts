@@ -36,6 +36,8 @@ test(
     await fleet.waitFor("all streams to run", () => streams.every((stream) => stream.deltas() > 2));
     const before = await fleet.enginePids("slow");
     expect(before).toHaveLength(2);
+    // Streams run before the gateway's count of them reaches the server.
+    await fleet.waitFor("a replica's requests to be counted", async () => (await fleet.replicas()).some(({ in_flight }) => in_flight > 0));
     const [victim] = (await fleet.replicas()).filter(({ in_flight }) => in_flight > 0);
     const pid = victim?.ranks[0]?.engine_pid ?? 0;
     expect(before).toContain(pid);
