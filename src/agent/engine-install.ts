@@ -173,7 +173,8 @@ async function fromPackages(job: InstallJob, recipe: Extract<Recipe, { how: "pac
   job.signal.throwIfAborted();
   const tool = uv === null ? venvAndPip : uvTool(uv);
   job.tell("installing", `making a virtual environment with ${tool.name}`);
-  for (const argv of tool.steps(folder, recipe)) await step(job, argv, folder);
+  const more = recipe.index === null ? {} : { [tool.index_variable]: recipe.index };
+  for (const argv of tool.steps(folder, recipe)) await step(job, argv, folder, more);
   const program = join(folder, "bin", engine.kind === "vllm" ? "vllm" : "python");
   if ((await stat(program).catch(() => null)) === null)
     throw cannot(engine, `the packages brought no ${program}`, "name another version in server.yaml");
@@ -184,12 +185,15 @@ async function fromPackages(job: InstallJob, recipe: Extract<Recipe, { how: "pac
 /** One way to install Python packages into a folder. */
 interface PythonTool {
   readonly name: string;
+  /** The variable that names the index: it may hold a password, which an argument would show to every user of the machine. */
+  readonly index_variable: string;
   steps(folder: string, recipe: Extract<Recipe, { how: "packages" }>): readonly (readonly [string, ...string[]])[];
 }
 
 const venvAndPip: PythonTool = {
   name: "venv and pip",
-  steps: (folder, { requirements, index }) => [
+  index_variable: "PIP_INDEX_URL",
+  steps: (folder, { requirements }) => [
     ["python3", "-m", "venv", folder],
     [
       join(folder, "bin", "python"),
@@ -200,7 +204,6 @@ const venvAndPip: PythonTool = {
       "--disable-pip-version-check",
       "--no-cache-dir",
       "--progress-bar=off",
-      ...(index === null ? [] : ["--index-url", index]),
       ...requirements,
     ],
   ],
@@ -209,18 +212,10 @@ const venvAndPip: PythonTool = {
 /** `--prerelease=allow`: older versions of uv pick an old SGLang without it. */
 export const uvTool = (uv: string): PythonTool => ({
   name: "uv",
-  steps: (folder, { requirements, index }) => [
+  index_variable: "UV_DEFAULT_INDEX",
+  steps: (folder, { requirements }) => [
     [uv, "venv", "--python", "3.12", "--seed", folder],
-    [
-      uv,
-      "pip",
-      "install",
-      "--python",
-      join(folder, "bin", "python"),
-      "--prerelease=allow",
-      ...(index === null ? [] : ["--index-url", index]),
-      ...requirements,
-    ],
+    [uv, "pip", "install", "--python", join(folder, "bin", "python"), "--prerelease=allow", ...requirements],
   ],
 });
 
@@ -257,10 +252,23 @@ async function runs(program: string, cwd: string): Promise<boolean> {
   return ran?.code === 0;
 }
 
-async function step(job: InstallJob, argv: readonly [string, ...string[]], folder: string): Promise<void> {
+async function step(
+  job: InstallJob,
+  argv: readonly [string, ...string[]],
+  folder: string,
+  more: Readonly<Record<string, string>>,
+): Promise<void> {
   const { engine, signal, tell } = job;
   tell("installing", argv.slice(0, 4).join(" "));
-  const env = { PATH: process.env["PATH"], HOME: folder, TMPDIR: process.env["TMPDIR"], LANG: "C.UTF-8", ...proxies(), ...markOf(job) };
+  const env = {
+    PATH: process.env["PATH"],
+    HOME: folder,
+    TMPDIR: process.env["TMPDIR"],
+    LANG: "C.UTF-8",
+    ...proxies(),
+    ...markOf(job),
+    ...more,
+  };
   const bounds = { env, cwd: folder, within_ms: PACKAGES_INSTALL_MS, max_bytes: 1_000_000, signal, keep: "tail" as const };
   const ran = await runProgram([...argv], bounds).catch((error: unknown) => {
     signal.throwIfAborted();

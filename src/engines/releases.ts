@@ -22,11 +22,12 @@ const Listing = v.object({
 });
 export type Listing = v.InferOutput<typeof Listing>;
 
-/** Reads a listing. @throws Error when it is none */
-export function readListing(document: unknown): Listing {
+/** Reads the listing of the release that has this tag. @throws Error when it is none, or another's */
+export function readListing(document: unknown, tag: string): Listing {
   const read = v.safeParse(Listing, document);
-  if (read.success) return read.output;
-  throw new Error(`the answer lists no release: ${read.issues[0].message}`);
+  if (!read.success) throw new Error(`the answer lists no release: ${read.issues[0].message}`);
+  if (read.output.tag_name !== tag) throw new Error(`it is of ${read.output.tag_name}, and not of ${tag}`);
+  return read.output;
 }
 
 /** The name of the one file by which a release of llama.cpp names the build it stands for. */

@@ -81,7 +81,8 @@ export class OperatorError extends Error {
 /** The message of anything thrown, on one line. */
 export function messageOf(thrown: unknown): string {
   const text = thrown instanceof Error ? thrown.message : String(thrown);
-  return text.replaceAll(/\s*\n\s*/g, "; ");
+  // What Bun says of `fetch` ends with advice for programmers.
+  return text.replace(/ For more information, pass `verbose: true`.*$/s, "").replaceAll(/\s*\n\s*/g, "; ");
 }
 
 /** What anything thrown says, and why where that is known, on one line: for a log or another error's reason. */

@@ -12,6 +12,7 @@ import { Recipe, type Build, type WantedEngine } from "../protocol/engine-releas
 import { messageOf } from "../protocol/errors.ts";
 import { INSTALLABLE_KINDS, type InstallableKind } from "../protocol/ids.ts";
 import { RELEASE_AGAIN_FIRST_MS, RELEASE_AGAIN_MAX_MS, RELEASE_LISTING_BYTES, RELEASE_LISTING_MS } from "../protocol/limits.ts";
+import { shownUrl } from "../weights/source.ts";
 
 /** Where releases are listed when no mirror is named. */
 const ORIGIN = "https://api.github.com/repos";
@@ -123,7 +124,12 @@ export class EngineReleases {
   async #listing(project: Project, tag: string): Promise<Listing> {
     const { mirror } = this.#engines;
     const url = mirror === undefined ? `${ORIGIN}/${PROJECTS[project]}/releases/tags/${tag}` : `${base(mirror)}/${project}/${tag}.json`;
-    return readListing(JSON.parse(await this.#ask(url)));
+    const text = await this.#ask(url);
+    try {
+      return readListing(JSON.parse(text), tag);
+    } catch (error) {
+      throw new Error(`${shownUrl(url)} answered with no list of that release: ${messageOf(error)}`, { cause: error });
+    }
   }
 
   /** With a mirror its files are taken, and the digests of the listing it has. */
@@ -142,10 +148,12 @@ export class EngineReleases {
     try {
       response = await fetch(url, { signal, headers: { accept: "application/vnd.github+json, */*", "user-agent": "llmgw" } });
     } catch (error) {
-      throw new Error(`${url}: ${messageOf(error)}`, { cause: error });
+      throw new Error(`${shownUrl(url)}: ${messageOf(error)}`, { cause: error });
     }
-    if (!response.ok) throw new Error(`${url} answered ${refusalOf(response)}`);
-    return readText(response, RELEASE_LISTING_BYTES);
+    if (!response.ok) throw new Error(`${shownUrl(url)} answered ${refusalOf(response)}`);
+    return readText(response, RELEASE_LISTING_BYTES).catch((error: unknown) => {
+      throw new Error(`${shownUrl(url)}: ${messageOf(error)}`, { cause: error });
+    });
   }
 }
 

@@ -14,16 +14,11 @@ import { until } from "../shim/rank-for-tests.ts";
 const recipe = { how: "packages" as const, requirements: ["sglang==0.5.23"], uv: [] };
 
 test("what uv is asked for: an environment of its own Python, then exactly these packages", () => {
-  const words = uvTool("/e/uv/uv").steps("/e/sglang/0.5.23", { ...recipe, index: "https://mirror/simple/" });
+  const words = uvTool("/e/uv/uv").steps("/e/sglang/0.5.23", { ...recipe, index: null });
   expect(words.map((argv) => argv.join(" "))).toEqual([
     "/e/uv/uv venv --python 3.12 --seed /e/sglang/0.5.23",
-    "/e/uv/uv pip install --python /e/sglang/0.5.23/bin/python --prerelease=allow --index-url https://mirror/simple/ sglang==0.5.23",
+    "/e/uv/uv pip install --python /e/sglang/0.5.23/bin/python --prerelease=allow sglang==0.5.23",
   ]);
-});
-
-test("without a mirror uv looks where it does by itself", () => {
-  const [, install = []] = uvTool("/uv").steps("/f", { ...recipe, index: null });
-  expect(install).not.toContain("--index-url");
 });
 
 // Archives as a hostile or broken mirror may have them, written by Python's tarfile: tar itself would not.
@@ -226,6 +221,20 @@ test.each([
   expect(failed.code).toBe(code);
   expect(failed.why).toMatch(why);
   expect(failed.remedy).toMatch(remedy);
+});
+
+test("the index, which may hold a password, is told by the environment and stands in no argument", async () => {
+  const index = "https://reader:hunter2@mirror.example/simple/";
+  expect(JSON.stringify(uvTool("/uv").steps("/f", { ...recipe, index }))).not.toContain("mirror.example");
+  expect(uvTool("/uv").index_variable).toBe("UV_DEFAULT_INDEX");
+  const root = await mkdtemp(join(folder, "engines-"));
+  const pip = `echo "$@" > ${root}/argv; echo "$PIP_INDEX_URL" > ${root}/index; touch $(dirname $0)/vllm; chmod +x $(dirname $0)/vllm`;
+  await programs({ python3: venvWith(pip) });
+  await install(jobOf(root, { how: "packages", requirements: ["vllm==1"], index, uv: [] }));
+  expect(await readFile(join(root, "index"), "utf8")).toBe(`${index}\n`);
+  const argv = await readFile(join(root, "argv"), "utf8");
+  expect(argv).toContain("vllm==1");
+  expect(argv).not.toContain("hunter2");
 });
 
 const hangs = (pid_file: string) => venvWith(`(echo $$ > ${pid_file}; exec sleep 600)`);

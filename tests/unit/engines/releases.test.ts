@@ -24,7 +24,7 @@ const assetOf = (name: string, digest: string | null = `sha256:${"ab".repeat(32)
   browser_download_url: `https://example/${name}`,
   ...(digest !== null && { digest }),
 });
-const LISTING = readListing({ tag_name: "b11173", assets: NAMES.map((name) => assetOf(name)), more: "is passed over" });
+const LISTING = readListing({ tag_name: "b11173", assets: NAMES.map((name) => assetOf(name)), more: "is passed over" }, "b11173");
 const BUILDS = llamacppBuilds(LISTING);
 
 const gpu = (driver: string | null, capability: string | null): Gpu => {
@@ -87,11 +87,15 @@ test.each([
   ["nothing for Linux", { tag_name: "b1", assets: [assetOf("llama-b1-bin-win-x64.zip")] }, /has no build for Linux/],
   ["an address that is none", { tag_name: "b1", assets: [{ ...assetOf("a"), browser_download_url: "javascript:1" }] }, /lists no release/],
 ])("a listing with %s is refused", (_name, document, words) => {
-  expect(() => llamacppBuilds(readListing(document))).toThrow(words);
+  expect(() => llamacppBuilds(readListing(document, "b1"))).toThrow(words);
+});
+
+test("a listing of another release than the one asked for is refused", () => {
+  expect(() => readListing({ tag_name: "b2", assets: [] }, "b1")).toThrow(/b2, and not of b1/);
 });
 
 test("uv for both processors", () => {
   const names = ["uv-x86_64-unknown-linux-gnu.tar.gz", "uv-aarch64-unknown-linux-gnu.tar.gz"];
-  const builds = uvBuilds(readListing({ tag_name: "0.1", assets: names.map((name) => assetOf(name)) }));
+  const builds = uvBuilds(readListing({ tag_name: "0.1", assets: names.map((name) => assetOf(name)) }, "0.1"));
   expect(builds.map(({ arch, files }) => `${arch} ${files[0]?.name}`)).toEqual([`x64 ${names[0]}`, `arm64 ${names[1]}`]);
 });
