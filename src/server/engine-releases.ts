@@ -144,16 +144,13 @@ export class EngineReleases {
 
   async #ask(url: string): Promise<string> {
     const signal = AbortSignal.any([this.#options.signal, AbortSignal.timeout(RELEASE_LISTING_MS)]);
-    let response;
-    try {
-      response = await fetch(url, { signal, headers: { accept: "application/vnd.github+json, */*", "user-agent": "llmgw" } });
-    } catch (error) {
+    const failed = (error: unknown): never => {
       throw new Error(`${shownUrl(url)}: ${messageOf(error)}`, { cause: error });
-    }
+    };
+    const headers = { accept: "application/vnd.github+json, */*", "user-agent": "llmgw" };
+    const response = await fetch(url, { signal, headers }).catch(failed);
     if (!response.ok) throw new Error(`${shownUrl(url)} answered ${refusalOf(response)}`);
-    return readText(response, RELEASE_LISTING_BYTES).catch((error: unknown) => {
-      throw new Error(`${shownUrl(url)}: ${messageOf(error)}`, { cause: error });
-    });
+    return readText(response, RELEASE_LISTING_BYTES).catch(failed);
   }
 }
 

@@ -37,9 +37,10 @@ test(
     const before = await fleet.enginePids("slow");
     expect(before).toHaveLength(2);
     // Streams run before the gateway's count of them reaches the server.
-    await fleet.waitFor("a replica's requests to be counted", async () => (await fleet.replicas()).some(({ in_flight }) => in_flight > 0));
-    const [victim] = (await fleet.replicas()).filter(({ in_flight }) => in_flight > 0);
-    const pid = victim?.ranks[0]?.engine_pid ?? 0;
+    const victim = await fleet.waitFor("a replica's requests to be counted", async () =>
+      (await fleet.replicas()).find(({ in_flight }) => in_flight > 0),
+    );
+    const pid = victim.ranks[0]?.engine_pid ?? 0;
     expect(before).toContain(pid);
     process.kill(pid, "SIGKILL");
 
@@ -65,7 +66,7 @@ test(
       const pids = await fleet.enginePids("slow");
       return pids.length === 2 && !pids.includes(pid) && (await fleet.status()).replicas.ready === 2;
     });
-    const died = (await fleet.events()).filter(({ subject, kind }) => subject === `replica/${victim?.id}` && kind === "engine-died");
+    const died = (await fleet.events()).filter(({ subject, kind }) => subject === `replica/${victim.id}` && kind === "engine-died");
     expect(died).toHaveLength(1);
     expect(died[0]?.text).toMatch(/SIGKILL|killed|signal 9/i);
     expect((await streamChat(fleet, key, "slow", 3).end).done).toBe(true);
